@@ -1,0 +1,257 @@
+"""Files of a partition: their names, an open directory, atomic replacement, the lock.
+
+Everything inside a directory is reached through its descriptor and never through a symbolic link,
+so that nothing outside can be touched by planting one.  Files are created 0600, directories 0700.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import struct
+from pathlib import Path
+
+from logstore import _native
+from logstore.errors import InvalidNameError, LockedError, NotALogError
+
+__all__ = ["Directory", "DirectoryLock", "boot_id", "parse_partition_name", "segment_name"]
+
+TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
+_SEGMENT_FILE = re.compile(r"(\d{1,20})\.")
+
+
+def parse_partition_name(name: str) -> tuple[str, int]:
+    """Topic and number of a directory named ``topic-N``.
+
+    >>> parse_partition_name("my-orders-3")
+    ('my-orders', 3)
+    """
+    topic, dash, number = name.rpartition("-")
+    if (
+        not dash
+        or not TOPIC.match(topic)
+        or topic in (".", "..")
+        or not re.fullmatch(r"\d{1,10}", number)
+        or int(number) > 0x7FFFFFFF
+    ):
+        raise InvalidNameError(
+            f"{name!r} is not a partition directory: name it topic-N, such as 'orders-0' "
+            f"(topic: 1 to 249 of a-z A-Z 0-9 . _ -; N: a number)"
+        )
+    return topic, int(number)
+
+
+def segment_name(base_offset: int, suffix: str) -> str:
+    """File name of a segment's part: the base offset in 20 digits."""
+    return f"{base_offset:020d}{suffix}"
+
+
+def base_offset_of(name: str) -> int:
+    """The offset in front of the first dot of a recognised file's name."""
+    match = _SEGMENT_FILE.match(name)
+    if match is None or int(match[1]) > (1 << 63) - 1:
+        raise NotALogError(f"{name!r} has the suffix of a segment file but no offset in front of it")
+    return int(match[1])
+
+
+def boot_id() -> str:
+    """Names the current boot of the machine; empty where that cannot be told."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class Directory:
+    """An open directory.  `path` is for messages only; access goes through the descriptor."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+        self.path = Path(path)
+        if create and not self.path.exists():
+            self._create()
+        try:
+            # The directory itself may be reached through a link; what is inside may not.
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except NotADirectoryError:
+            raise NotALogError(f"{self.path} is not a directory") from None
+
+    def _create(self) -> None:
+        missing = [self.path]
+        while not missing[-1].parent.exists():
+            missing.append(missing[-1].parent)
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _native.sync_directory(parent)
+            finally:
+                os.close(parent)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def names(self) -> list[str]:
+        return os.listdir(self.fd)
+
+    def size(self, name: str) -> int:
+        """Size of a regular file; a link or anything else is refused."""
+        status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotALogError(f"{self.path / name} is not a regular file")
+        return status.st_size
+
+    def exists(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(
+        self, name: str, *, write: bool = False, create: bool = False, exclusive: bool = False
+    ) -> _native.File:
+        return _native.File(
+            self.fd,
+            name,
+            str(self.path / name),
+            write=write,
+            create=create,
+            exclusive=exclusive,
+        )
+
+    def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
+        file = self.open(name)
+        try:
+            return file.pread(min(file.size(), max_bytes), 0)
+        finally:
+            file.close()
+
+    def write(self, name: str, data: bytes, *, sync: bool) -> None:
+        """Replace a file's contents in place: for hints that recovery can rebuild."""
+        file = self.open(name, write=True, create=True)
+        try:
+            if data:
+                file.pwrite(data, 0)
+            if file.size() != len(data):
+                file.truncate(len(data))
+            if sync:
+                file.sync()
+        finally:
+            file.close()
+
+    def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
+        """Replace a file atomically: after a crash it is the old one or the new one, whole."""
+        temporary = f"{name}.{os.getpid()}.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            _native.unlink(self.fd, temporary)
+        file = self.open(temporary, write=True, create=True, exclusive=True)
+        try:
+            file.pwrite(data, 0)
+            if sync:
+                file.sync()
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                _native.unlink(self.fd, temporary)
+            raise
+        file.close()
+        _native.rename(self.fd, temporary, name)
+        if sync:
+            self.sync()
+
+    def rename(self, source: str, target: str) -> None:
+        _native.rename(self.fd, source, target)
+
+    def unlink(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _native.unlink(self.fd, name)
+
+    def sync(self) -> None:
+        _native.sync_directory(self.fd)
+
+
+# F_OFD_SETLK: the lock belongs to the open file, not to the process.  It conflicts with the lock
+# of a Java broker and with a second open in this process, and does not vanish when unrelated code
+# closes another descriptor of the same file.
+_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", None)
+_FLOCK = struct.Struct("hhqqixxxx")
+
+
+def _set_lock(fd: int, kind: int) -> bool:
+    try:
+        if _OFD_SETLK is not None:
+            fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+        else:  # macOS: flock has the same ownership rule
+            operation = fcntl.LOCK_EX if kind == fcntl.F_WRLCK else fcntl.LOCK_SH
+            fcntl.flock(fd, operation | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+class DirectoryLock:
+    """The right to write in a directory, held on its ``.lock`` file until released.
+
+    The lock of a partition also takes part in the lock of its parent, when there is one: shared, so
+    that several partitions can be open at once, yet a broker or store that owns the whole
+    directory is kept out.
+    """
+
+    NAME = ".lock"
+
+    def __init__(self, directory: Directory) -> None:
+        self._fds: list[int] = []
+        try:
+            fd = self._acquire(directory, fcntl.F_WRLCK, create=True)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()} {boot_id()}\n".encode(), 0)
+            parent = Directory(directory.path.absolute().parent)
+            try:
+                if parent.exists(self.NAME):
+                    self._acquire(parent, fcntl.F_RDLCK, create=False)
+            finally:
+                parent.close()
+        except BaseException:
+            self.release()
+            raise
+
+    def _acquire(self, directory: Directory, kind: int, *, create: bool) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        fd = os.open(self.NAME, flags, 0o600, dir_fd=directory.fd)
+        self._fds.append(fd)
+        if not _set_lock(fd, kind):
+            pid, holder = _holder(os.pread(fd, 256, 0))
+            raise LockedError(directory.path / self.NAME, pid=pid, holder=holder)
+        return fd
+
+    def release(self) -> None:
+        """Give the lock back; closing the file is what does it."""
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _holder(content: bytes) -> tuple[int | None, str]:
+    words = content.split()
+    if not words or not words[0].isdigit():
+        return None, ""
+    pid = int(words[0])
+    command = ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return pid, command

@@ -1,0 +1,179 @@
+"""Every exception that logstore raises on its own account.
+
+    LogStoreError
+      ClosedError                 ValueError     used after close()
+        ForkedHandleError                        used in a child process after fork
+      ReadOnlyError               ValueError     a write through readonly=True
+      OffsetOutOfRangeError       IndexError     outside [start_offset, end_offset)
+      RecordNotFoundError         LookupError    inside, but compacted away
+      RecordTooLargeError         ValueError
+      InvalidRecordError          ValueError     a record that can never be stored
+      InvalidNameError            ValueError     not a topic-N directory name
+      NotALogError                ValueError     a directory that holds something else
+      UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
+      CorruptLogError             ValueError     bytes that cannot be what was written
+      LockedError                 OSError        another process or handle owns the directory
+      DiskFullError               OSError        nothing was written
+      IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
+        InterruptedAppendError    KeyboardInterrupt
+
+Other ``OSError``s pass through as the operating system gave them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = [
+    "ClosedError",
+    "CorruptLogError",
+    "DiskFullError",
+    "ForkedHandleError",
+    "IndeterminateAppendError",
+    "InterruptedAppendError",
+    "InvalidNameError",
+    "InvalidRecordError",
+    "LockedError",
+    "LogStoreError",
+    "NotALogError",
+    "OffsetOutOfRangeError",
+    "ReadOnlyError",
+    "RecordNotFoundError",
+    "RecordTooLargeError",
+    "UnsupportedFormatError",
+]
+
+
+class LogStoreError(Exception):
+    """The base of all of logstore's exceptions."""
+
+
+class ClosedError(LogStoreError, ValueError):
+    """The handle has been closed."""
+
+
+class ForkedHandleError(ClosedError):
+    """The handle was opened by a parent process; open a new one in this process."""
+
+
+class ReadOnlyError(LogStoreError, ValueError):
+    """The handle was opened with ``readonly=True``."""
+
+
+class OffsetOutOfRangeError(LogStoreError, IndexError):
+    """The offset lies outside the log: ``.offset``, and the log's ``.start`` and ``.end``."""
+
+    def __init__(self, offset: int, *, start: int, end: int, where: str = "the log") -> None:
+        super().__init__(f"offset {offset} is outside {where} [{start}, {end})")
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class RecordNotFoundError(LogStoreError, LookupError):
+    """The offset lies inside the log but holds no record (compaction, a control record)."""
+
+    def __init__(self, offset: int, *, where: str = "the log") -> None:
+        super().__init__(
+            f"no record at offset {offset} of {where}: it was compacted away or is a control record"
+        )
+        self.offset = offset
+
+
+class RecordTooLargeError(LogStoreError, ValueError):
+    """The record alone would make a batch of ``.size`` bytes; ``.limit`` is the configured bound."""
+
+    def __init__(self, size: int, limit: int, setting: str = "max.message.bytes") -> None:
+        super().__init__(
+            f"the record takes {size} bytes as a batch; {setting} allows {limit}: "
+            f"raise the setting or split the value"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class InvalidRecordError(LogStoreError, ValueError):
+    """The record breaks a rule of the format or of the partition's configuration."""
+
+
+class InvalidNameError(LogStoreError, ValueError):
+    """The name is not ``topic-N``."""
+
+
+class NotALogError(LogStoreError, ValueError):
+    """The directory exists but does not hold a log."""
+
+
+class UnsupportedFormatError(LogStoreError, ValueError):
+    """Sound data in a form logstore does not read, with the way out in the message."""
+
+
+class CorruptLogError(LogStoreError, ValueError):
+    """Damage: where it is (``.path``, byte ``.position``), what it is, and which offsets it hides.
+
+    ``.offsets`` is the half-open range that cannot be read.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        path: str | os.PathLike[str],
+        position: int,
+        start_offset: int = -1,
+        end_offset: int = -1,
+    ) -> None:
+        where = f"{os.fspath(path)} at byte {position}"
+        hidden = (
+            f" (offsets {start_offset} to {end_offset - 1})" if end_offset > start_offset else ""
+        )
+        super().__init__(
+            f"{where}: {reason}{hidden}; scan(on_corrupt='skip') reads on behind the damage"
+        )
+        self.path = os.fspath(path)
+        self.position = position
+        self.reason = reason
+        self.start_offset = start_offset
+        self.end_offset = end_offset
+
+    @property
+    def offsets(self) -> range:
+        """The offsets that cannot be read."""
+        return range(self.start_offset, self.end_offset)
+
+
+class LockedError(LogStoreError, OSError):
+    """Another handle may write here: ``.path`` is the lock file, ``.pid`` its holder if known."""
+
+    def __init__(self, path: str | os.PathLike[str], *, pid: int | None, holder: str = "") -> None:
+        who = f"process {pid}" if pid else "another process or a running Kafka broker"
+        detail = f" ({holder})" if holder else ""
+        super().__init__(
+            errno.EAGAIN,
+            f"locked by {who}{detail}: close it there, or open here with readonly=True",
+            os.fspath(path),
+        )
+        self.path = os.fspath(path)
+        self.pid = pid
+
+
+class DiskFullError(LogStoreError, OSError):
+    """The device or quota is full.  Nothing was appended; the log can be read and trimmed."""
+
+
+class IndeterminateAppendError(LogStoreError, OSError):
+    """Bytes may have reached the file, but not provably the disk.
+
+    ``.offsets`` is the range of offsets the records have if they are in the log.
+    """
+
+    def __init__(self, reason: str, *, offsets: range) -> None:
+        super().__init__(
+            f"{reason}; offsets {offsets.start} to {offsets.stop - 1} may or may not be in the log"
+        )
+        self.offsets = offsets
+
+
+class InterruptedAppendError(IndeterminateAppendError, KeyboardInterrupt):
+    """Ctrl-C arrived after the bytes were written and before they were known to be durable."""

@@ -1,0 +1,187 @@
+"""Record, and Columns: many records as arrays.
+
+A Columns owns its memory: it stays valid after the scan, and costs no object per record.  The
+variable-size fields have Arrow's layout, so `to_arrow` copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from logstore._native import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+__all__ = ["BytesColumn", "Columns", "Record"]
+
+FIELDS = {"offset": 1, "timestamp": 2, "key": 4, "value": 8, "headers": 16}
+
+
+def field_mask(fields: Sequence[str] | None) -> int:
+    """The decoder's mask for field names; None means all."""
+    if fields is None:
+        return 31
+    unknown = [name for name in fields if name not in FIELDS]
+    if unknown or isinstance(fields, str):
+        raise ValueError(f"unknown fields {unknown or fields!r}; known are {', '.join(FIELDS)}")
+    return sum({FIELDS[name] for name in fields})
+
+
+class BytesColumn(Sequence[bytes | None]):
+    """One variable-size field: row i is ``data[ends[i]:ends[i + 1]]``, or None where not valid."""
+
+    __slots__ = ("_buffers", "data", "ends", "nulls")
+
+    def __init__(self, buffers: tuple[Any, Any, Any, int]) -> None:
+        import numpy
+
+        ends, data, valid, nulls = buffers
+        self._buffers = (ends, data, valid)
+        self.ends: npt.NDArray[np.int32] = numpy.frombuffer(ends, numpy.int32)
+        self.data: npt.NDArray[np.uint8] = numpy.frombuffer(data, numpy.uint8)
+        self.nulls = nulls
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        valid = self._buffers[2]
+        if valid is not None and not memoryview(valid)[row // 8] >> (row % 8) & 1:
+            return None
+        return bytes(memoryview(self._buffers[1])[self.ends[row] : self.ends[row + 1]])
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Bytes of each row; 0 for None."""
+        import numpy
+
+        return numpy.diff(self.ends)
+
+    @property
+    def is_null(self) -> npt.NDArray[np.bool_]:
+        """True where the row is None."""
+        import numpy
+
+        valid = self._buffers[2]
+        if valid is None:
+            return numpy.zeros(len(self), numpy.bool_)
+        bits = numpy.unpackbits(numpy.frombuffer(valid, numpy.uint8), bitorder="little")
+        return bits[: len(self)] == 0
+
+    def to_arrow(self, type_: Any = None) -> pa.Array:
+        """As an Arrow binary array on the same memory."""
+        import pyarrow as pa
+
+        ends, data, valid = self._buffers
+        buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(ends)]
+        buffers.append(pa.py_buffer(data))
+        return pa.Array.from_buffers(type_ or pa.binary(), len(self), buffers, self.nulls)
+
+    def __repr__(self) -> str:
+        return f"<BytesColumn rows={len(self)} bytes={len(self.data)} nulls={self.nulls}>"
+
+
+class Columns:
+    """One chunk of records, field by field.  ``len()`` is its number of rows.
+
+    ``offsets`` and ``timestamps`` are numpy int64 arrays; ``keys`` and ``values`` are BytesColumns.
+    A field that was not asked for is None.
+    """
+
+    __slots__ = ("_header_ends", "_header_names", "_header_values", "_rows", "keys", "offsets",
+                 "timestamps", "values")  # fmt: skip
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        import numpy
+
+        rows, offsets, timestamps, keys, values, header_ends, names, header_values = parts
+        self._rows: int = rows
+        self.offsets: npt.NDArray[np.int64] | None = (
+            None if offsets is None else numpy.frombuffer(offsets, numpy.int64)
+        )
+        self.timestamps: npt.NDArray[np.int64] | None = (
+            None if timestamps is None else numpy.frombuffer(timestamps, numpy.int64)
+        )
+        self.keys = None if keys is None else BytesColumn(keys)
+        self.values = None if values is None else BytesColumn(values)
+        self._header_ends = header_ends
+        self._header_names = None if header_ends is None else BytesColumn(names)
+        self._header_values = None if header_ends is None else BytesColumn(header_values)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
+        """The headers of one row, as Record has them."""
+        if self._header_names is None or self._header_values is None:
+            raise ValueError("the headers were not asked for")
+        if not -self._rows <= row < self._rows:
+            raise IndexError(f"row {row} of {self._rows}")
+        row %= self._rows
+        ends = memoryview(self._header_ends).cast("B").cast("i")
+        return tuple(
+            (str(self._header_names[i], "utf-8", "surrogateescape"), self._header_values[i])
+            for i in range(ends[row], ends[row + 1])
+        )
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """As an Arrow record batch on the same memory: offset, timestamp, key, value, headers."""
+        import pyarrow as pa
+
+        arrays: dict[str, pa.Array] = {}
+        if self.offsets is not None:
+            arrays["offset"] = pa.array(self.offsets)
+        if self.timestamps is not None:
+            arrays["timestamp"] = pa.array(self.timestamps).view(pa.timestamp("ms", tz="UTC"))
+        if self.keys is not None:
+            arrays["key"] = self.keys.to_arrow()
+        if self.values is not None:
+            arrays["value"] = self.values.to_arrow()
+        if self._header_names is not None and self._header_values is not None:
+            arrays["headers"] = self._headers_to_arrow()
+        return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+    def _headers_to_arrow(self) -> pa.Array:
+        import pyarrow as pa
+
+        assert self._header_names is not None
+        assert self._header_values is not None
+        pairs = pa.StructArray.from_arrays(
+            [self._header_names.to_arrow(pa.string()), self._header_values.to_arrow()],
+            names=["key", "value"],
+        )
+        ends = pa.Array.from_buffers(
+            pa.int32(), self._rows + 1, [None, pa.py_buffer(self._header_ends)]
+        )
+        return pa.ListArray.from_arrays(ends, pairs)
+
+    def __repr__(self) -> str:
+        return f"<Columns rows={self._rows}>"
+
+
+def arrow_schema(fields: Sequence[str] | None = None) -> pa.Schema:
+    """The schema of `Columns.to_arrow` for these fields."""
+    import pyarrow as pa
+
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    types = {
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("ms", tz="UTC"),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.list_(pair),
+    }
+    mask = field_mask(fields)
+    return pa.schema([(name, types[name]) for name, bit in FIELDS.items() if mask & bit])

@@ -1,0 +1,410 @@
+"""Segment: the records from one base offset on, in three files that move together.
+
+Invariant: the log is the truth, the indexes are hints.  An entry is added only after its batch is
+in the .log file; yet after a power cut an index may be short or run past the log, since the kernel
+writes pages back in any order.  So a landing is always checked, and a bad index only costs time.
+
+A segment knows nothing of its neighbours: rolling, retention and locking belong to Partition.
+Reading needs no lock.  Descriptor and indexes are loaded on first use and dropped by `release`, so
+that a partition of many segments stays small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from logstore import _native, codecs
+from logstore._files import Directory, segment_name
+from logstore.config import PartitionConfig
+from logstore.errors import CorruptLogError, UnsupportedFormatError
+from logstore.index import OffsetIndex, TimeIndex
+from logstore.record import Record
+
+__all__ = ["Segment", "SegmentContents"]
+
+RELATIVE_MAX = (1 << 31) - 1
+
+
+def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
+    """What the C scan calls for a compressed batch.  There, a ValueError is damage."""
+    try:
+        return codecs.decompress(codec, payload, max_bytes)
+    except codecs.CodecUnavailableError as error:
+        raise UnsupportedFormatError(str(error)) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SegmentContents:
+    """What a walk over a .log file found: its valid prefix and the indexes that belong to it."""
+
+    position: int  # everything below is sound
+    next_offset: int
+    batches: int
+    first_timestamp: int
+    max_timestamp: int
+    max_timestamp_offset: int
+    last_indexed_position: int
+    offsets: bytes
+    times: bytes
+    stopped: str  # "end", "bad" or "legacy"
+    reason: str
+
+    def followed_by(self, later: SegmentContents) -> SegmentContents:
+        """The contents when `later` was found behind a damaged stretch."""
+        newest = later if later.max_timestamp > self.max_timestamp else self
+        times = TimeIndex(0, self.times)
+        for timestamp, offset in TimeIndex(0, later.times):
+            if timestamp > times.last_entry[0]:
+                times.maybe_append(timestamp, offset, final=True)
+        return dataclasses.replace(
+            later,
+            batches=self.batches + later.batches,
+            first_timestamp=self.first_timestamp if self.batches else later.first_timestamp,
+            max_timestamp=newest.max_timestamp,
+            max_timestamp_offset=newest.max_timestamp_offset,
+            offsets=self.offsets + later.offsets,
+            times=times.entries,
+        )
+
+
+class Segment:
+    """One .log file and its indexes.  Get them from ``partition.segments``."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        base_offset: int,
+        *,
+        topic: str,
+        number: int,
+        config: PartitionConfig,
+        dense: bool,
+    ) -> None:
+        self._directory = directory
+        self.base_offset = base_offset
+        self._topic = topic
+        self._number = number
+        self._config = config
+        self._dense = dense  # whether a missing offset is damage
+        self._file: _native.File | None = None
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+        self._flushed = (0, 0)  # index bytes that are already in the files, while active
+        # Set while this is the segment that is appended to, by this process.
+        self.writer: _native.SegmentWriter | None = None
+        # Where the next segment starts; None for the last one.
+        self.next_base: int | None = None
+        # End of the last segment when another process writes it: moved by Partition.
+        self.seen_end_offset = base_offset
+
+    # ---- what it is ----
+
+    @property
+    def path(self) -> Path:
+        """The .log file."""
+        return self._directory.path / segment_name(self.base_offset, ".log")
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a later segment exists: then nothing is appended here any more."""
+        return self.next_base is not None
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after its last record; for a sealed one, where the next segment starts."""
+        if self.next_base is not None:
+            return self.next_base
+        return self.seen_end_offset if self.writer is None else self.writer.next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of whole batches in the .log file."""
+        if self._file is not None:
+            return self._file.end
+        return self._directory.size(segment_name(self.base_offset, ".log"))
+
+    @property
+    def max_timestamp(self) -> int:
+        """The greatest timestamp of its records, or -1 when it has none."""
+        return self.time_index.last_entry[0] if self.writer is None else self.writer.max_timestamp
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        """Offset to position.  A snapshot while the segment is active."""
+        most = self._config.segment_index_bytes
+        if self.writer is not None:
+            return OffsetIndex(self.base_offset, self.writer.offset_entries(), max_bytes=most)
+        if self._offset_index is None:
+            self._load_indexes()
+        assert self._offset_index is not None
+        return self._offset_index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        """Timestamp to offset.  A snapshot while the segment is active."""
+        most = self._config.segment_index_bytes
+        if self.writer is not None:
+            return TimeIndex(self.base_offset, self.writer.time_entries(), max_bytes=most)
+        if self._time_index is None:
+            self._load_indexes()
+        assert self._time_index is not None
+        return self._time_index
+
+    @property
+    def file(self) -> _native.File:
+        """The open .log file."""
+        file = self._file
+        if file is None:
+            file = self._file = self._directory.open(segment_name(self.base_offset, ".log"))
+        return file
+
+    def __repr__(self) -> str:
+        state = "sealed" if self.sealed else "active"
+        return f"<Segment {self._topic}-{self._number} {self.base_offset}..{self.end_offset} {state}>"
+
+    # ---- reading ----
+
+    def scan(
+        self, start: int | None = None, stop: int | None = None, *, on_corrupt: str = "raise"
+    ) -> _native.SegmentScan:
+        """Records with offsets in [start, stop), from this segment alone.  An iterator."""
+        return _native.SegmentScan(
+            self.file,
+            self.writer if self.writer is not None else self.offset_index.entries,
+            self.base_offset,
+            self.base_offset if start is None else max(start, self.base_offset),
+            self.end_offset if stop is None else stop,
+            self.offset_max,
+            self._dense,
+            on_corrupt == "skip",
+            self._topic,
+            self._number,
+            decompress,
+            self._config.max_decompressed_message_bytes,
+        )
+
+    def get(self, offset: int) -> Record | None:
+        """The record at an offset, or None.  O(log n), and one read of a few KiB."""
+        try:
+            return _native.SegmentScan.get(
+                self.file,
+                self.writer if self.writer is not None else self.offset_index.entries,
+                self.base_offset,
+                offset,
+                self._topic,
+                self._number,
+                decompress,
+                self._config.max_decompressed_message_bytes,
+            )
+        except ValueError as error:
+            if not isinstance(error, CorruptLogError | codecs.CodecError):
+                raise
+            # Damage on the way there need not be damage there: walk around it and look.
+            for record in self.scan(offset, offset + 1, on_corrupt="skip"):
+                return record
+            for record in self.scan(offset, offset + 1):
+                return record  # not reached when the damage is at this offset: this raises
+            return None
+
+    def offset_for_time(self, timestamp: int) -> int | None:
+        """The first record, in offset order, that is not older than `timestamp`."""
+        if self.max_timestamp < timestamp:
+            return None
+        _, offset = self.time_index.lookup(timestamp - 1)
+        found = self.scan(offset, on_corrupt="skip").find_time(timestamp)
+        return found if found is None else int(found)
+
+    @property
+    def offset_max(self) -> int:
+        """No sound batch of this segment holds an offset above this."""
+        return (self.base_offset + RELATIVE_MAX if self.next_base is None else self.next_base - 1)
+
+    def release(self) -> None:
+        """Forget descriptor and indexes.  Scans under way keep the file open by themselves."""
+        if self.writer is None:
+            self._file = None
+            self._offset_index = None
+            self._time_index = None
+
+    # ---- walking the file ----
+
+    def walk(
+        self,
+        position: int = 0,
+        *,
+        limit: int | None = None,
+        next_offset: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> SegmentContents:
+        """Check every batch from a position on; stop at the first that is not sound."""
+        file = self.file
+        return SegmentContents(
+            **_native.scan_prefix(
+                file,
+                self.base_offset,
+                position,
+                file.size() if limit is None else limit,
+                self.base_offset if next_offset is None else next_offset,
+                self._config.index_interval_bytes,
+                self._dense,
+                progress,
+            )
+        )
+
+    def _load_indexes(self) -> None:
+        most = self._config.segment_index_bytes
+        try:
+            offsets = self._directory.read(segment_name(self.base_offset, ".index"))
+            times = self._directory.read(segment_name(self.base_offset, ".timeindex"))
+        except FileNotFoundError:
+            contents = self.walk()
+            offsets, times = contents.offsets, self._final_times(contents)
+        self._offset_index = OffsetIndex(self.base_offset, _used(offsets, 8), max_bytes=most)
+        self._time_index = TimeIndex(self.base_offset, _used(times, 12), max_bytes=most)
+
+    def _final_times(self, contents: SegmentContents) -> bytes:
+        times = TimeIndex(self.base_offset, contents.times)
+        if contents.max_timestamp > times.last_entry[0]:
+            times.maybe_append(contents.max_timestamp, contents.max_timestamp_offset, final=True)
+        return times.entries
+
+    def write_indexes(self, contents: SegmentContents, *, sync: bool) -> None:
+        """Replace the index files of a segment that is not active by rebuilt ones."""
+        times = self._final_times(contents)
+        self._directory.write(segment_name(self.base_offset, ".index"), contents.offsets, sync=sync)
+        self._directory.write(segment_name(self.base_offset, ".timeindex"), times, sync=sync)
+        self._offset_index = self._time_index = None
+
+    def check(self) -> None:
+        """Verify every batch, every record and every index entry; raise CorruptLogError."""
+        limit = self.file.end if not self.sealed else self.file.size()
+        contents = self.walk(limit=limit)
+        if contents.stopped != "end":
+            raise CorruptLogError(
+                contents.reason,
+                path=self.path,
+                position=contents.position,
+                start_offset=contents.next_offset,
+                end_offset=self.end_offset,
+            )
+        chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
+        scan = self.scan()
+        while scan.fill(chunk):
+            chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
+        self._check_index_entries()
+
+    def _check_index_entries(self) -> None:
+        path = self._directory.path / segment_name(self.base_offset, ".index")
+        for offset, position in self.offset_index:
+            header = self.file.pread(61, position)
+            base = int.from_bytes(header[:8], "big")
+            last = base + int.from_bytes(header[23:27], "big")
+            if len(header) < 61 or last != offset:
+                raise CorruptLogError(
+                    f"an index entry for offset {offset} leads to a batch of {base} to {last}",
+                    path=path,
+                    position=position,
+                )
+
+    # ---- the active segment ----
+
+    def activate(self, contents: SegmentContents, *, now_ms: int, jitter_ms: int) -> None:
+        """Make this the segment that is appended to, behind what `contents` found."""
+        file = self._directory.open(segment_name(self.base_offset, ".log"), write=True)
+        file.end = contents.position
+        self._file = file
+        self._offset_index = self._time_index = None
+        self.next_base = None
+        self._flushed = (0, 0)
+        self.writer = _native.SegmentWriter(
+            file,
+            base_offset=self.base_offset,
+            next_offset=contents.next_offset,
+            interval_bytes=self._config.index_interval_bytes,
+            segment_bytes=self._config.segment_bytes,
+            segment_ms=max(0, self._config.segment_ms - jitter_ms),
+            index_bytes=self._config.segment_index_bytes,
+            created_ms=now_ms,
+            offsets=contents.offsets,
+            times=contents.times,
+            first_timestamp=contents.first_timestamp,
+            max_timestamp=contents.max_timestamp,
+            max_timestamp_offset=contents.max_timestamp_offset,
+            last_indexed_position=contents.last_indexed_position,
+        )
+
+    def flush_indexes(self, *, sync: bool = False, final: bool = False) -> None:
+        """Bring the index files up to the live indexes; `final` adds the closing time entry."""
+        writer = self.writer
+        assert writer is not None
+        if final:
+            writer.finish()
+        sizes = (writer.offset_bytes, writer.time_bytes)
+        tails = (
+            (".index", writer.offset_entries(self._flushed[0]), self._flushed[0]),
+            (".timeindex", writer.time_entries(self._flushed[1]), self._flushed[1]),
+        )
+        for suffix, entries, position in tails:
+            index = self._directory.open(
+                segment_name(self.base_offset, suffix), write=True, create=True
+            )
+            try:
+                if entries:
+                    index.pwrite(entries, position)
+                if index.size() != position + len(entries):
+                    index.truncate(position + len(entries))  # a longer one from before a crash
+                if sync:
+                    index.sync()
+            finally:
+                index.close()
+        self._flushed = sizes
+
+    def seal(self, next_base: int) -> None:
+        """No more appends: the indexes are in their files, the next segment starts there."""
+        self.next_base = next_base
+        self.writer = None
+
+    def contents_from_indexes(self, size: int, next_offset: int, first: int) -> SegmentContents:
+        """What `walk` would find, believed from the index files after a clean close."""
+        offsets, times = self.offset_index, self.time_index
+        timestamp, offset = times.last_entry
+        return SegmentContents(
+            position=size,
+            next_offset=next_offset,
+            batches=0,
+            first_timestamp=first,
+            max_timestamp=timestamp,
+            max_timestamp_offset=offset,
+            last_indexed_position=offsets[-1][1] if len(offsets) else 0,
+            offsets=offsets.entries,
+            times=times.entries,
+            stopped="end",
+            reason="",
+        )
+
+
+def _used(entries: bytes, entry_bytes: int) -> bytes:
+    """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
+    if not entries.endswith(b"\0" * entry_bytes):
+        return entries
+    used = len(entries.rstrip(b"\0"))
+    return entries[: -(-used // entry_bytes) * entry_bytes]
+
+
+def empty_contents(base_offset: int) -> SegmentContents:
+    """What `walk` finds in an empty file."""
+    return SegmentContents(
+        position=0,
+        next_offset=base_offset,
+        batches=0,
+        first_timestamp=-1,
+        max_timestamp=-1,
+        max_timestamp_offset=base_offset,
+        last_indexed_position=0,
+        offsets=b"",
+        times=b"",
+        stopped="end",
+        reason="",
+    )

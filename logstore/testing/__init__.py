@@ -1,0 +1,49 @@
+"""The public test kit: an oracle, a model and a checker for logs, and strategies to feed them.
+
+``reference``    encodes and decodes Kafka's record batches in plain Python
+``model``        ``LogModel``: what a partition means, as a list
+``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
+``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logstore.testing.invariants import check_invariants
+from logstore.testing.model import LogModel, as_reference
+from logstore.testing.reference import (
+    FormatViolation,
+    ReferenceBatch,
+    ReferenceRecord,
+    decode_batch,
+    encode_batch,
+    read_log,
+)
+
+if TYPE_CHECKING:
+    from logstore.testing.strategies import batches, record_lists, records
+
+__all__ = [
+    "FormatViolation",
+    "LogModel",
+    "ReferenceBatch",
+    "ReferenceRecord",
+    "as_reference",
+    "batches",
+    "check_invariants",
+    "decode_batch",
+    "encode_batch",
+    "read_log",
+    "record_lists",
+    "records",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Only who asks for a strategy needs hypothesis.
+    if name in ("batches", "record_lists", "records"):
+        from logstore.testing import strategies
+
+        return getattr(strategies, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

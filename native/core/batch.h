@@ -1,0 +1,148 @@
+/* Record batch version 2 in memory: parse, verify, walk, build.  Knows no files.
+ *
+ * Nothing here trusts a length that came from outside: every length is compared with what is left
+ * of the buffer before it is used.  No function keeps state between calls but in its argument, so
+ * different threads may use different objects freely.
+ */
+#ifndef LS_BATCH_H
+#define LS_BATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format.h"
+#include "status.h"
+
+/* ---- one batch header ---- */
+
+typedef struct {
+    int64_t base_offset;
+    int64_t last_offset;               /* base offset + last offset delta */
+    int64_t base_timestamp;
+    int64_t max_timestamp;
+    int64_t producer_id;
+    int64_t size;                      /* whole batch, header included */
+    int32_t leader_epoch;
+    int32_t base_sequence;
+    int32_t record_count;
+    uint32_t crc;
+    int16_t producer_epoch;
+    uint8_t attributes;
+} ls_batch;
+
+/* Reads a header.  `available` must be at least LS_BATCH_HEADER_BYTES; the batch itself may be
+ * longer than what is available.  Only what must hold in any sound header is checked: a caller that
+ * means to use the records verifies the checksum first. */
+ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch);
+
+/* Whether the checksum of the whole batch at `data` (batch->size bytes) is right. */
+bool ls_batch_verify(const uint8_t *data, const ls_batch *batch);
+
+static inline unsigned ls_batch_codec(const ls_batch *batch)
+{
+    return batch->attributes & LS_ATTR_CODEC;
+}
+
+/* ---- walking its records ---- */
+
+typedef struct {
+    int64_t offset;
+    int64_t timestamp;
+    const uint8_t *key;                /* all pointers point into the walked buffer */
+    const uint8_t *value;
+    const uint8_t *headers;            /* encoded; walk with ls_header_next */
+    int32_t key_size;                  /* -1: null */
+    int32_t value_size;                /* -1: null */
+    int32_t header_count;
+    int32_t headers_size;
+} ls_record;
+
+typedef struct {
+    const uint8_t *at;
+    const uint8_t *end;
+    int64_t base_offset;
+    int64_t base_timestamp;
+    int64_t append_time;               /* every record's time when `log_append_time` */
+    bool log_append_time;
+    int32_t remaining;
+    int32_t last_offset_delta;         /* of the batch: no record may lie beyond */
+    int32_t previous_delta;
+    const char *reason;                /* why the walk stopped, when it is corrupt */
+} ls_records;
+
+/* `payload` is what follows the header, decompressed if need be.  It must outlive the walk. */
+void ls_records_open(ls_records *records, const ls_batch *batch, const uint8_t *payload,
+                     size_t size);
+
+/* LS_OK with the next record; LS_END after the last when the payload is used up exactly;
+ * LS_E_CORRUPT with records->reason otherwise. */
+ls_code ls_records_next(ls_records *records, ls_record *record);
+
+typedef struct {
+    const uint8_t *name;
+    const uint8_t *value;
+    int32_t name_size;
+    int32_t value_size;                /* -1: null */
+} ls_header;
+
+/* Walks headers that ls_records_next has already checked.  Advances *at. */
+void ls_header_next(const uint8_t **at, const uint8_t *end, ls_header *header);
+
+/* ---- building batches ---- */
+
+typedef struct {
+    int64_t timestamp;
+    const uint8_t *key;
+    const uint8_t *value;
+    const uint8_t *headers;            /* encoded by ls_header_store, one after the other */
+    size_t headers_size;
+    int32_t key_size;                  /* -1: null */
+    int32_t value_size;                /* -1: null */
+    int32_t header_count;
+} ls_new_record;
+
+size_t ls_header_size(int32_t name_size, int32_t value_size);
+uint8_t *ls_header_store(uint8_t *at, const uint8_t *name, int32_t name_size,
+                         const uint8_t *value, int32_t value_size);
+
+/* An arena: sealed batches one behind the other, then at most one open batch.  Base offsets are
+ * relative to 0 until the log assigns them. */
+typedef struct {
+    uint8_t *data;
+    size_t size;                       /* bytes used, the open batch included */
+    size_t capacity;
+    size_t open_at;                    /* where the open batch starts; == size when none is open */
+    size_t batch_bytes;                /* an open batch is full beyond this */
+    size_t batch_bytes_max;            /* a batch of one record beyond this is refused */
+    int64_t base_timestamp;            /* of the open batch */
+    int64_t max_timestamp;
+    int64_t records;                   /* all records in the arena */
+    int64_t arena_max_timestamp;       /* over all records in the arena, -1 if none */
+    int32_t open_count;
+} ls_builder;
+
+void ls_builder_init(ls_builder *builder, size_t batch_bytes, size_t batch_bytes_max);
+void ls_builder_free(ls_builder *builder);
+void ls_builder_clear(ls_builder *builder);
+
+/* LS_OK; LS_END when the open batch is full and must be sealed first; LS_E_TOO_LARGE;
+ * LS_E_NO_MEMORY.  On anything but LS_OK the arena is as it was. */
+ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record);
+
+/* Bytes a batch of just this record would take. */
+size_t ls_builder_batch_size(const ls_new_record *record);
+
+/* Adds a sealed batch: the header at `header` with another payload (the compressed records). */
+ls_code ls_builder_put_batch(ls_builder *builder, const uint8_t *header, const uint8_t *payload,
+                             size_t size);
+
+/* Writes the header of the open batch, but for what ls_batches_finish adds.  No-op without one. */
+void ls_builder_seal(ls_builder *builder, uint8_t codec);
+
+/* Gives sealed batches their place in the log and their checksums.  With `append_time` >= 0 they
+ * become LogAppendTime batches of that time.  Returns the offset after the last record. */
+int64_t ls_batches_finish(uint8_t *data, size_t size, int64_t base_offset, int32_t leader_epoch,
+                          int64_t append_time);
+
+#endif

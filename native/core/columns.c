@@ -1,0 +1,228 @@
+#include "columns.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLACK_BYTES = 64 };             /* copies may overshoot by less than this */
+
+static ls_code bytes_init(ls_bytes_column *column, size_t rows, size_t bytes_hint)
+{
+    column->rows_capacity = rows;
+    column->capacity = bytes_hint;
+    column->ends = malloc((rows + 1) * sizeof *column->ends);
+    column->data = malloc(bytes_hint + SLACK_BYTES);
+    column->valid = malloc((rows + 7) / 8 + 1);
+    if (column->ends == NULL || column->data == NULL || column->valid == NULL) {
+        return LS_E_NO_MEMORY;
+    }
+    column->ends[0] = 0;
+    memset(column->valid, 0xff, (rows + 7) / 8 + 1);
+    return LS_OK;
+}
+
+static void bytes_free(ls_bytes_column *column)
+{
+    free(column->ends);
+    free(column->data);
+    free(column->valid);
+    memset(column, 0, sizeof *column);
+}
+
+ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, size_t bytes_max,
+                        size_t bytes_hint)
+{
+    memset(columns, 0, sizeof *columns);
+    columns->fields = fields;
+    columns->rows_max = rows_max;
+    columns->bytes_max = bytes_max < INT32_MAX / 2 ? bytes_max : INT32_MAX / 2;
+    if (rows_max == 0 || rows_max > INT32_MAX) {
+        return LS_E_INVALID;
+    }
+    ls_code code = LS_OK;
+    if (fields & LS_COLUMN_OFFSET) {
+        columns->offsets = malloc(rows_max * sizeof *columns->offsets);
+        code = columns->offsets == NULL ? LS_E_NO_MEMORY : code;
+    }
+    if (fields & LS_COLUMN_TIMESTAMP) {
+        columns->timestamps = malloc(rows_max * sizeof *columns->timestamps);
+        code = columns->timestamps == NULL ? LS_E_NO_MEMORY : code;
+    }
+    if (code == LS_OK && (fields & LS_COLUMN_KEY)) {
+        code = bytes_init(&columns->keys, rows_max, 4096);
+    }
+    if (code == LS_OK && (fields & LS_COLUMN_VALUE)) {
+        code = bytes_init(&columns->values, rows_max, bytes_hint < 4096 ? 4096 : bytes_hint);
+    }
+    if (code == LS_OK && (fields & LS_COLUMN_HEADERS)) {
+        columns->header_ends = malloc((rows_max + 1) * sizeof *columns->header_ends);
+        code = columns->header_ends == NULL ? LS_E_NO_MEMORY : LS_OK;
+        if (code == LS_OK) {
+            columns->header_ends[0] = 0;
+            code = bytes_init(&columns->header_names, 64, 1024);
+        }
+        if (code == LS_OK) {
+            code = bytes_init(&columns->header_values, 64, 1024);
+        }
+    }
+    if (code != LS_OK) {
+        ls_columns_free(columns);
+    }
+    return code;
+}
+
+void ls_columns_free(ls_columns *columns)
+{
+    free(columns->offsets);
+    free(columns->timestamps);
+    free(columns->header_ends);
+    bytes_free(&columns->keys);
+    bytes_free(&columns->values);
+    bytes_free(&columns->header_names);
+    bytes_free(&columns->header_values);
+    memset(columns, 0, sizeof *columns);
+}
+
+static bool grow_data(ls_bytes_column *column, size_t more)
+{
+    size_t capacity = column->capacity;
+    while (capacity - column->size < more) {
+        if (__builtin_mul_overflow(capacity, (size_t)2, &capacity) || capacity > INT32_MAX) {
+            return false;
+        }
+    }
+    uint8_t *data = realloc(column->data, capacity + SLACK_BYTES);
+    if (data == NULL) {
+        return false;
+    }
+    column->data = data;
+    column->capacity = capacity;
+    return true;
+}
+
+static bool grow_rows(ls_bytes_column *column)
+{
+    size_t rows = column->rows_capacity * 2;
+    int32_t *ends = realloc(column->ends, (rows + 1) * sizeof *ends);
+    if (ends == NULL) {
+        return false;
+    }
+    column->ends = ends;
+    uint8_t *valid = realloc(column->valid, (rows + 7) / 8 + 1);
+    if (valid == NULL) {
+        return false;
+    }
+    size_t had = (column->rows_capacity + 7) / 8 + 1;
+    memset(valid + had, 0xff, (rows + 7) / 8 + 1 - had);
+    column->valid = valid;
+    column->rows_capacity = rows;
+    return true;
+}
+
+/* Short copies by whole vectors: the target has slack behind it, and `readable` says how far the
+ * source may be read.  Only the last record of a payload takes the exact way. */
+static inline void copy(uint8_t *target, const uint8_t *source, size_t size,
+                        const uint8_t *readable)
+{
+    if (size <= 192 && readable - source >= (ptrdiff_t)size + 32) {
+        for (size_t i = 0; i < size; i += 32) {
+            memcpy(target + i, source + i, 32);
+        }
+    } else {
+        memcpy(target, source, size);
+    }
+}
+
+/* The rows have been made room for. */
+static inline bool put(ls_bytes_column *column, const uint8_t *bytes, int32_t size,
+                       const uint8_t *readable)
+{
+    size_t row = column->rows++;
+    if (size > 0) {
+        if (column->capacity - column->size < (size_t)size && !grow_data(column, (size_t)size)) {
+            return false;
+        }
+        copy(column->data + column->size, bytes, (size_t)size, readable);
+        column->size += (size_t)size;
+    } else if (size < 0) {
+        column->valid[row / 8] &= (uint8_t)~(1u << (row % 8));
+        column->nulls++;
+    }
+    column->ends[row + 1] = (int32_t)column->size;
+    return true;
+}
+
+static bool put_headers(ls_columns *columns, const ls_record *record)
+{
+    const uint8_t *at = record->headers, *end = at + record->headers_size;
+    for (int32_t i = 0; i < record->header_count; i++) {
+        ls_header header;
+        ls_header_next(&at, end, &header);
+        if ((columns->header_names.rows == columns->header_names.rows_capacity &&
+             !grow_rows(&columns->header_names)) ||
+            (columns->header_values.rows == columns->header_values.rows_capacity &&
+             !grow_rows(&columns->header_values)) ||
+            !put(&columns->header_names, header.name, header.name_size, end) ||
+            !put(&columns->header_values, header.value, header.value_size, end)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether any data buffer has passed its bound: a chunk may exceed it by one record. */
+static inline bool full(const ls_columns *columns)
+{
+    return columns->rows == columns->rows_max || columns->values.size > columns->bytes_max ||
+           columns->keys.size > columns->bytes_max ||
+           columns->header_values.size > columns->bytes_max ||
+           columns->header_names.size > columns->bytes_max;
+}
+
+ls_code ls_columns_fill(ls_columns *columns, ls_records *records, int64_t start, int64_t stop,
+                        bool *stopped)
+{
+    unsigned fields = columns->fields;
+    *stopped = false;
+    while (!full(columns)) {
+        const uint8_t *at = records->at;
+        int32_t previous_delta = records->previous_delta;
+        ls_record record;
+        ls_code code = ls_records_next(records, &record);
+        if (code != LS_OK) {
+            return code;
+        }
+        if (record.offset < start) {
+            continue;
+        }
+        if (record.offset >= stop) {
+            records->at = at;          /* not consumed */
+            records->previous_delta = previous_delta;
+            records->remaining++;
+            *stopped = true;
+            return LS_OK;
+        }
+        size_t row = columns->rows;
+        if (fields & LS_COLUMN_OFFSET) {
+            columns->offsets[row] = record.offset;
+        }
+        if (fields & LS_COLUMN_TIMESTAMP) {
+            columns->timestamps[row] = record.timestamp;
+        }
+        if ((fields & LS_COLUMN_KEY) &&
+            !put(&columns->keys, record.key, record.key_size, records->end)) {
+            return LS_E_NO_MEMORY;
+        }
+        if ((fields & LS_COLUMN_VALUE) &&
+            !put(&columns->values, record.value, record.value_size, records->end)) {
+            return LS_E_NO_MEMORY;
+        }
+        if (fields & LS_COLUMN_HEADERS) {
+            if (record.header_count != 0 && !put_headers(columns, &record)) {
+                return LS_E_NO_MEMORY;
+            }
+            columns->header_ends[row + 1] = (int32_t)columns->header_names.rows;
+        }
+        columns->rows++;
+    }
+    return LS_OK;
+}

@@ -1,0 +1,39 @@
+/* The one seam between the core and the operating system.
+ *
+ * Everything that touches a file goes through an ls_io, so that a test can fail, shorten or record
+ * any call.  Each function returns a non-negative result or a negated errno; none keeps state.
+ * Names are resolved relative to an open directory and never through a symbolic link.
+ */
+#ifndef LS_IO_H
+#define LS_IO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "status.h"
+
+typedef struct ls_io ls_io;
+struct ls_io {
+    int64_t (*pread)(const ls_io *io, int fd, void *data, size_t size, int64_t position);
+    int64_t (*pwrite)(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
+    int (*datasync)(const ls_io *io, int fd);          /* data and what is needed to find it */
+    int (*sync)(const ls_io *io, int fd);              /* also for directories */
+    int (*truncate)(const ls_io *io, int fd, int64_t size);
+    int64_t (*size)(const ls_io *io, int fd);
+    int (*open)(const ls_io *io, int directory, const char *name, int flags, unsigned mode);
+    int (*close)(const ls_io *io, int fd);
+    int (*rename)(const ls_io *io, int directory, const char *source, const char *target);
+    int (*unlink)(const ls_io *io, int directory, const char *name);
+};
+
+extern const ls_io ls_io_posix;
+
+/* Reads until `size` bytes or the end of the file; short counts and EINTR are handled. */
+ls_status ls_read_at(const ls_io *io, int fd, void *data, size_t size, int64_t position,
+                     size_t *read);
+
+/* Writes all of it or fails; short counts and EINTR are handled.  After a failure bytes may have
+ * reached the file: the caller must take them back before anything else is appended. */
+ls_status ls_write_at(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
+
+#endif

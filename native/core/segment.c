@@ -1,0 +1,294 @@
+#include "segment.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "crc32c.h"
+
+ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position)
+{
+    ls_status status = ls_write_at(io, fd, data, size, position);
+    if (status.code != LS_OK && io->truncate(io, fd, position) < 0) {
+        status.code = LS_E_UNDONE;
+    }
+    return status;
+}
+
+/* ---- window ---- */
+
+void ls_window_init(ls_window *window, const ls_io *io, int fd, size_t ahead)
+{
+    memset(window, 0, sizeof *window);
+    window->io = io;
+    window->fd = fd;
+    window->ahead = ahead;
+}
+
+void ls_window_free(ls_window *window)
+{
+    free(window->data);
+    window->data = NULL;
+    window->capacity = 0;
+    window->filled = 0;
+}
+
+/* Slack behind the data lets decoders load whole vectors without asking. */
+enum { SLACK_BYTES = 64 };
+
+static ls_status grow(ls_window *window, size_t need)
+{
+    if (need <= window->capacity) {
+        return ls_ok();
+    }
+    uint8_t *data = realloc(window->data, need + SLACK_BYTES);
+    if (data == NULL) {
+        return ls_fail(LS_E_NO_MEMORY, -1, "no memory for a batch");
+    }
+    memset(data + need, 0, SLACK_BYTES);
+    window->data = data;
+    window->capacity = need;
+    return ls_ok();
+}
+
+/* Makes [position, position + need) available; reads ahead up to the capacity or `limit`. */
+static ls_status load(ls_window *window, int64_t position, size_t need, int64_t limit,
+                      size_t ahead, const uint8_t **data)
+{
+    assert(position >= 0 && need > 0 && (int64_t)need <= limit - position);
+    int64_t into = position - window->start;
+    if (ls_window_holds(window, position, need)) {
+        *data = window->data + into;
+        return ls_ok();
+    }
+    size_t want = ahead > need ? ahead : need;
+    if ((int64_t)want > limit - position) {
+        want = (size_t)(limit - position);
+    }
+    ls_status status = grow(window, want > need ? want : need);
+    if (status.code != LS_OK) {
+        return status;
+    }
+    size_t kept = 0;
+    if (into >= 0 && into < (int64_t)window->filled) {
+        kept = window->filled - (size_t)into;
+        memmove(window->data, window->data + into, kept);
+    }
+    window->start = position;
+    window->filled = kept;
+    size_t got = 0;
+    if (want > kept) {
+        status = ls_read_at(window->io, window->fd, window->data + kept, want - kept,
+                            position + (int64_t)kept, &got);
+        window->filled = kept + got;
+        if (status.code != LS_OK) {
+            return status;
+        }
+    }
+    if (window->filled < need) {
+        return ls_fail(LS_E_CORRUPT, position, "the file ends before its batches do");
+    }
+    *data = window->data;
+    return ls_ok();
+}
+
+ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, ls_batch *batch)
+{
+    if (position >= limit) {
+        return ls_fail(LS_END, position, "");
+    }
+    if (limit - position < LS_BATCH_HEADER_BYTES) {
+        return ls_fail(LS_E_CORRUPT, position, "an incomplete batch header");
+    }
+    const uint8_t *data;
+    ls_status status = load(window, position, LS_BATCH_HEADER_BYTES, limit, window->ahead, &data);
+    if (status.code != LS_OK) {
+        return status;
+    }
+    status = ls_batch_parse(data, LS_BATCH_HEADER_BYTES, batch);
+    status.position = position;
+    if (status.code == LS_OK && batch->size > limit - position) {
+        return ls_fail(LS_E_CORRUPT, position, "a batch reaches beyond the end of the file");
+    }
+    return status;
+}
+
+/* The checksum of a batch too large to take into memory on its word. */
+static ls_status verify_piecemeal(ls_window *window, int64_t position, const ls_batch *batch)
+{
+    int64_t at = position + LS_AT_ATTRIBUTES, end = position + batch->size;
+    uint32_t crc = 0;
+    while (at < end) {
+        int64_t part = end - at < LS_WINDOW_BYTES ? end - at : LS_WINDOW_BYTES;
+        const uint8_t *data;
+        ls_status status = load(window, at, (size_t)part, end, (size_t)part, &data);
+        if (status.code != LS_OK) {
+            return status;
+        }
+        crc = ls_crc32c(crc, data, (size_t)part);
+        at += part;
+    }
+    if (crc != batch->crc) {
+        return ls_fail(LS_E_CORRUPT, position, "the checksum does not match");
+    }
+    return ls_ok();
+}
+
+ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls_batch *batch,
+                          const uint8_t **data)
+{
+    ls_status status = ls_window_header(window, position, limit, batch);
+    if (status.code != LS_OK) {
+        return status;
+    }
+    bool large = batch->size > LS_WINDOW_BYTES;
+    if (large) {
+        status = verify_piecemeal(window, position, batch);
+        if (status.code != LS_OK) {
+            return status;
+        }
+    }
+    status = load(window, position, (size_t)batch->size, limit,
+                  large ? (size_t)batch->size : window->ahead, data);
+    if (status.code != LS_OK) {
+        return status;
+    }
+    if (!large && !ls_batch_verify(*data, batch)) {
+        return ls_fail(LS_E_CORRUPT, position, "the checksum does not match");
+    }
+    return ls_ok();
+}
+
+ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int64_t offset,
+                         int64_t landing, int64_t expected, int64_t *found)
+{
+    for (;;) {
+        ls_batch batch;
+        ls_status status = ls_window_header(window, position, limit, &batch);
+        if (status.code != LS_OK) {
+            return status;
+        }
+        if (batch.base_offset < expected || (landing >= 0 && batch.last_offset != landing)) {
+            return ls_fail(LS_E_CORRUPT, position, "offsets are not what the index or order says");
+        }
+        landing = -1;
+        if (batch.last_offset >= offset) {
+            *found = position;
+            return ls_ok();
+        }
+        expected = batch.last_offset + 1;
+        position += batch.size;
+    }
+}
+
+ls_status ls_window_resync(ls_window *window, int64_t position, int64_t limit, int64_t offset_min,
+                           int64_t offset_max, int64_t budget, int64_t *found, int64_t *reached)
+{
+    int64_t at = position + 1;
+    int64_t stop = budget < limit - at ? at + budget : limit;
+    *found = -1;
+    while (at < stop && limit - at >= LS_BATCH_HEADER_BYTES) {
+        const uint8_t *data;
+        ls_status status = load(window, at, LS_BATCH_HEADER_BYTES, limit, LS_WINDOW_BYTES, &data);
+        if (status.code != LS_OK) {
+            return status;
+        }
+        size_t here = window->filled - (size_t)(data - window->data);
+        size_t tries = here - LS_BATCH_HEADER_BYTES + 1;
+        for (size_t i = 0; i < tries; i++, at++) {
+            /* Cheap tests first: almost every position fails on the magic byte or the offset. */
+            if (data[i + LS_AT_MAGIC] != 2) {
+                continue;
+            }
+            int64_t base = ls_load_i64(data + i);
+            if (base < offset_min || base > offset_max) {
+                continue;
+            }
+            ls_batch batch;
+            if (ls_batch_parse(data + i, LS_BATCH_HEADER_BYTES, &batch).code != LS_OK ||
+                batch.size > limit - at || batch.last_offset > offset_max) {
+                continue;
+            }
+            const uint8_t *whole;
+            status = ls_window_batch(window, at, limit, &batch, &whole);
+            if (status.code == LS_OK) {
+                *found = at;
+                *reached = at;
+                return status;
+            }
+            if (status.code != LS_E_CORRUPT) {
+                return status;
+            }
+            at++;                      /* the window may have moved: load again */
+            break;
+        }
+    }
+    *reached = at - 1;
+    if (limit - at < LS_BATCH_HEADER_BYTES) {
+        return ls_fail(LS_END, limit, "");
+    }
+    return ls_ok();
+}
+
+/* ---- valid prefix ---- */
+
+void ls_prefix_init(ls_prefix *prefix, const ls_io *io, int fd, int64_t base_offset,
+                    int64_t position, int64_t limit, int64_t next_offset, int64_t interval_bytes)
+{
+    memset(prefix, 0, sizeof *prefix);
+    ls_window_init(&prefix->window, io, fd, LS_WINDOW_BYTES);
+    ls_index_tracker_init(&prefix->index, base_offset, interval_bytes);
+    prefix->position = position;
+    prefix->limit = limit;
+    prefix->next_offset = next_offset;
+    prefix->first_timestamp = -1;
+    prefix->indexing = true;
+}
+
+void ls_prefix_free(ls_prefix *prefix)
+{
+    ls_window_free(&prefix->window);
+    ls_index_tracker_free(&prefix->index);
+}
+
+ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
+{
+    int64_t stop = prefix->position + budget;
+    while (prefix->position < stop) {
+        ls_batch batch;
+        ls_status status =
+            ls_window_header(&prefix->window, prefix->position, prefix->limit, &batch);
+        if (status.code != LS_OK) {
+            return status;
+        }
+        if (batch.size > LS_WINDOW_BYTES) {
+            status = verify_piecemeal(&prefix->window, prefix->position, &batch);
+        } else {
+            const uint8_t *data;
+            status = ls_window_batch(&prefix->window, prefix->position, prefix->limit, &batch,
+                                     &data);
+        }
+        if (status.code != LS_OK) {
+            return status;
+        }
+        if (batch.base_offset < prefix->next_offset ||
+            (prefix->dense && batch.base_offset != prefix->next_offset)) {
+            return ls_fail(LS_E_CORRUPT, prefix->position, "offsets do not follow one another");
+        }
+        if (batch.last_offset - prefix->index.base_offset > INT32_MAX) {
+            return ls_fail(LS_E_CORRUPT, prefix->position, "an offset too far from the segment's base");
+        }
+        if (prefix->indexing) {
+            ls_code code = ls_index_track(&prefix->index, &batch, prefix->position);
+            if (code != LS_OK) {
+                return ls_fail(code, prefix->position, "no memory for an index entry");
+            }
+        }
+        if (prefix->batches++ == 0) {
+            prefix->first_timestamp = batch.max_timestamp;
+        }
+        prefix->next_offset = batch.last_offset + 1;
+        prefix->position += batch.size;
+    }
+    return ls_ok();
+}

@@ -1,0 +1,92 @@
+/* One .log file: append, read by window, find the valid prefix, find the next sound batch.
+ *
+ * Appends to a file are serialised by the caller.  Reading needs no lock: a reader goes no further
+ * than a `limit` that was published after the bytes below it were written.
+ */
+#ifndef LS_SEGMENT_H
+#define LS_SEGMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "batch.h"
+#include "index.h"
+#include "io.h"
+#include "status.h"
+
+/* Writes `size` bytes at `position`, the current end of the file.  On failure the file is cut back
+ * to `position`, so that nothing can be appended behind a half-written batch; when even that fails
+ * the code is LS_E_UNDONE and the file must not be appended to any more. */
+ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
+
+/* A reused buffer over a stretch of a file. */
+typedef struct {
+    const ls_io *io;
+    int fd;
+    uint8_t *data;
+    size_t capacity;
+    int64_t start;                     /* file position of data[0] */
+    size_t filled;
+    size_t ahead;                      /* how much to read at a time, at most */
+} ls_window;
+
+enum { LS_WINDOW_BYTES = 256 * 1024 }; /* stays in the second-level cache */
+
+void ls_window_init(ls_window *window, const ls_io *io, int fd, size_t ahead);
+void ls_window_free(ls_window *window);
+
+/* The batch at `position`, whole and with its checksum verified.  `*data` stays valid until the
+ * next call on this window.  LS_END when position == limit.  A batch that claims to be larger than
+ * the window is checked piecemeal before memory is taken for it, so a damaged length costs none. */
+ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls_batch *batch,
+                          const uint8_t **data);
+
+/* Whether the next `size` bytes from `position` are in memory already. */
+static inline bool ls_window_holds(const ls_window *window, int64_t position, size_t size)
+{
+    int64_t into = position - window->start;
+    return into >= 0 && into <= (int64_t)window->filled &&
+           (size_t)((int64_t)window->filled - into) >= size;
+}
+
+/* Like ls_window_batch, but the header alone and no checksum: for walking to a place that is
+ * verified on landing.  The batch is known to end at or before `limit`. */
+ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, ls_batch *batch);
+
+/* Walks headers from `position` to the first batch whose last offset is >= `offset`.  LS_END when
+ * there is none.  `landing`, when not -1, is the last offset that the first batch must have (what an
+ * index promised); `expected` is the least offset it may have. */
+ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int64_t offset,
+                         int64_t landing, int64_t expected, int64_t *found);
+
+/* Finds the first position > `position` where a sound batch with a base offset in
+ * [offset_min, offset_max] starts.  Returns LS_END when there is none before `limit`.
+ * Looks at no more than `budget` bytes a call: LS_OK with *found == -1 means "call again from
+ * *reached". */
+ls_status ls_window_resync(ls_window *window, int64_t position, int64_t limit, int64_t offset_min,
+                           int64_t offset_max, int64_t budget, int64_t *found, int64_t *reached);
+
+/* The longest prefix of sound batches, and the indexes that belong to it.  Resumable, so that the
+ * caller can show progress and be interrupted. */
+typedef struct {
+    ls_window window;
+    ls_index_tracker index;
+    int64_t position;                  /* everything below is sound */
+    int64_t limit;
+    int64_t next_offset;               /* least offset the next batch may have */
+    int64_t first_timestamp;           /* max timestamp of the first batch, -1 if none */
+    int64_t batches;
+    bool dense;                        /* a gap between batches is damage */
+    bool indexing;                     /* off when a caller knows the indexes already */
+} ls_prefix;
+
+void ls_prefix_init(ls_prefix *prefix, const ls_io *io, int fd, int64_t base_offset,
+                    int64_t position, int64_t limit, int64_t next_offset, int64_t interval_bytes);
+void ls_prefix_free(ls_prefix *prefix);
+
+/* LS_OK: more to do.  LS_END: sound up to the limit.  LS_E_CORRUPT, LS_E_LEGACY: sound up to
+ * prefix->position, where the trouble is.  LS_E_IO says nothing about the data. */
+ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget);
+
+#endif

@@ -1,0 +1,552 @@
+/* Builder: Python objects in, sealed batches out.  The C half of Writer and of append/extend.
+ *
+ * All encoding happens under the GIL, straight from the caller's objects into the arena, so nobody
+ * can change a bytearray between its copy and its checksum.  What is expensive and needs no Python
+ * object (checksums, the write) happens later, in SegmentWriter, without the GIL.
+ *
+ * When the arena is full the subclass's _hand_over() is called; it takes the arena away with
+ * take(), which is atomic under the GIL, so other threads may go on appending meanwhile.
+ */
+#include "module.h"
+
+#include <string.h>
+
+static PyObject *builder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"batch_bytes",   "batch_bytes_max", "arena_bytes", "codec",
+                            "before_max_ms", "after_max_ms",    "clock",       "compress",
+                            NULL};
+    Py_ssize_t batch_bytes, batch_bytes_max, arena_bytes;
+    long long before_max_ms = INT64_MAX, after_max_ms = INT64_MAX;
+    int codec = 0;
+    PyObject *clock = Py_None, *compress = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$nnniLLOO:Builder", names, &batch_bytes,
+                                     &batch_bytes_max, &arena_bytes, &codec, &before_max_ms,
+                                     &after_max_ms, &clock, &compress)) {
+        return NULL;
+    }
+    if (batch_bytes <= 0 || batch_bytes_max < LS_BATCH_HEADER_BYTES || arena_bytes <= 0 ||
+        codec < 0 || codec > LS_CODEC_MAX || batch_bytes_max > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "a builder's sizes must be positive");
+        return NULL;
+    }
+    ls_module *module = ls_module_of_type(type);
+    BuilderObject *self = module == NULL ? NULL : (BuilderObject *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->module = module;
+    ls_builder_init(&self->arena, (size_t)batch_bytes, (size_t)batch_bytes_max);
+    self->clock = clock == Py_None ? NULL : Py_NewRef(clock);
+    self->compress = compress == Py_None ? NULL : Py_NewRef(compress);
+    self->arena_bytes = (size_t)arena_bytes;
+    self->before_max_ms = before_max_ms;
+    self->after_max_ms = after_max_ms;
+    self->generation = module->fork_generation;
+    self->codec = (uint8_t)codec;
+    return (PyObject *)self;
+}
+
+static int builder_traverse(BuilderObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->clock);
+    Py_VISIT(self->compress);
+    return 0;
+}
+
+static int builder_clear(BuilderObject *self)
+{
+    Py_CLEAR(self->clock);
+    Py_CLEAR(self->compress);
+    return 0;
+}
+
+static void builder_dealloc(BuilderObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    builder_clear(self);
+    ls_builder_free(&self->arena);
+    PyMem_Free(self->headers.data);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- one record ---- */
+
+static bool now(BuilderObject *self, int64_t *out)
+{
+    if (self->clock == NULL) {
+        *out = ls_now_ms();
+        return true;
+    }
+    PyObject *result = PyObject_CallNoArgs(self->clock);
+    if (result == NULL) {
+        return false;
+    }
+    *out = PyLong_AsLongLong(result);
+    Py_DECREF(result);
+    if (*out == -1 && PyErr_Occurred()) {
+        return false;
+    }
+    if (*out < 0) {
+        PyErr_Format(PyExc_ValueError, "the clock says %lld, which is before 1970", (long long)*out);
+        return false;
+    }
+    return true;
+}
+
+/* The time of a record: the user's if it lies within the configured bounds, or now. */
+static bool record_time(BuilderObject *self, int64_t given, int64_t *out)
+{
+    if (given == LS_NO_TIMESTAMP) {
+        return now(self, out);
+    }
+    *out = given;
+    if (self->before_max_ms == INT64_MAX && self->after_max_ms == INT64_MAX) {
+        return true;
+    }
+    int64_t current;
+    if (!now(self, &current)) {
+        return false;
+    }
+    if (given < current ? current - given > self->before_max_ms
+                        : given - current > self->after_max_ms) {
+        PyErr_Format(self->module->invalid_record_error,
+                     "timestamp %lld is %lld ms %s now; message.timestamp.%s.max.ms allows %lld",
+                     (long long)given,
+                     (long long)(given < current ? current - given : given - current),
+                     given < current ? "before" : "after", given < current ? "before" : "after",
+                     (long long)(given < current ? self->before_max_ms : self->after_max_ms));
+        return false;
+    }
+    return true;
+}
+
+static PyObject *wrong_bytes(PyObject *object, const char *what)
+{
+    if (PyUnicode_Check(object)) {
+        return PyErr_Format(PyExc_TypeError,
+                            "%s must be bytes, not str: encode it, as in text.encode()", what);
+    }
+    return PyErr_Format(PyExc_TypeError, "%s must be bytes or None, not %.100s", what,
+                        Py_TYPE(object)->tp_name);
+}
+
+/* A view of a value or key.  `view` is filled, and must be released, for what is not bytes. */
+static bool view_bytes(PyObject *object, const char *what, Py_buffer *view, const uint8_t **data,
+                       int32_t *size)
+{
+    Py_ssize_t length;
+    if (PyBytes_Check(object)) {
+        *data = (const uint8_t *)PyBytes_AS_STRING(object);
+        length = PyBytes_GET_SIZE(object);
+    } else if (object == Py_None) {
+        *data = NULL;
+        *size = -1;
+        return true;
+    } else if (PyUnicode_Check(object) || !PyObject_CheckBuffer(object)) {
+        wrong_bytes(object, what);
+        return false;
+    } else {
+        if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) {
+            return false;
+        }
+        *data = view->buf;
+        length = view->len;
+    }
+    /* Larger than any batch may be: reported with the real number by the caller's size check. */
+    *size = length > INT32_MAX - 1024 ? INT32_MAX - 1024 : (int32_t)length;
+    return true;
+}
+
+static void raise_too_large(BuilderObject *self, const ls_new_record *record)
+{
+    PyObject *error = PyObject_CallFunction(self->module->too_large_error, "nn",
+                                            (Py_ssize_t)ls_builder_batch_size(record),
+                                            (Py_ssize_t)self->arena.batch_bytes_max);
+    if (error != NULL) {
+        PyErr_SetObject(self->module->too_large_error, error);
+        Py_DECREF(error);
+    }
+}
+
+/* Adds to the arena, sealing and handing over when full.  False: raised, and not added. */
+static bool add(BuilderObject *self, const ls_new_record *record)
+{
+    for (;;) {
+        ls_code code = ls_builder_add(&self->arena, record);
+        if (code == LS_OK) {
+            return true;
+        }
+        if (code == LS_E_TOO_LARGE) {
+            raise_too_large(self, record);
+            return false;
+        }
+        if (code == LS_E_NO_MEMORY) {
+            PyErr_NoMemory();
+            return false;
+        }
+        ls_builder_seal(&self->arena, self->codec);
+        if (self->arena.size >= self->arena_bytes) {
+            PyObject *done =
+                PyObject_CallMethodNoArgs((PyObject *)self, self->module->name_hand_over);
+            if (done == NULL) {
+                return false;
+            }
+            Py_DECREF(done);
+            if (self->closed) {        /* by another thread, meanwhile */
+                PyErr_SetString(self->module->closed_error, "the writer is closed");
+                return false;
+            }
+        }
+    }
+}
+
+static bool append_fields(BuilderObject *self, PyObject *value, PyObject *key, PyObject *headers,
+                          int64_t timestamp)
+{
+    ls_new_record record;
+    Py_buffer value_view = {0}, key_view = {0};
+    bool ok = false;
+    record.key_size = -1;
+    record.key = NULL;
+    if (!view_bytes(value, "value", &value_view, &record.value, &record.value_size)) {
+        return false;
+    }
+    if (key != NULL && !view_bytes(key, "key", &key_view, &record.key, &record.key_size)) {
+        goto done;
+    }
+    if (record.value_size < 0 && record.key_size < 0) {
+        PyErr_SetString(self->module->invalid_record_error,
+                        "a record without a value (a tombstone) needs a key");
+        goto done;
+    }
+    record.headers_size = 0;
+    record.header_count = 0;
+    record.headers = NULL;
+    if (headers != NULL && headers != self->module->empty_tuple) {
+        if (!ls_headers_encode(&self->headers, headers)) {
+            goto done;
+        }
+        record.headers = self->headers.data;
+        record.headers_size = self->headers.size;
+        record.header_count = self->headers.count;
+    }
+    if (!record_time(self, timestamp, &record.timestamp)) {
+        goto done;
+    }
+    ok = add(self, &record);
+done:
+    if (value_view.obj != NULL) {
+        PyBuffer_Release(&value_view);
+    }
+    if (key_view.obj != NULL) {
+        PyBuffer_Release(&key_view);
+    }
+    return ok;
+}
+
+static bool usable(BuilderObject *self)
+{
+    if (self->closed) {
+        PyErr_SetString(self->module->closed_error, "the writer is closed");
+        return false;
+    }
+    return ls_check_fork(self->module, self->generation);
+}
+
+/* append(value, *, key=None, headers=(), timestamp=None) */
+static PyObject *builder_append(BuilderObject *self, PyObject *const *args, Py_ssize_t count,
+                                PyObject *names)
+{
+    PyObject *fields[4] = {NULL, NULL, NULL, NULL};   /* value, key, headers, timestamp; borrowed */
+    ls_module *module = self->module;
+    if (count > 1) {
+        return PyErr_Format(PyExc_TypeError,
+                            "append() takes one positional argument, the value (%zd given); pass "
+                            "key=, headers= and timestamp= by name",
+                            count);
+    }
+    if (count == 1) {
+        fields[0] = args[0];
+    }
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        int slot = -1;
+        for (int k = 0; k < 4 && slot < 0; k++) {
+            slot = name == module->keywords[k] ? k : -1;
+        }
+        for (int k = 0; k < 4 && slot < 0; k++) {   /* a name that is not interned */
+            slot = PyUnicode_Compare(name, module->keywords[k]) == 0 ? k : -1;
+        }
+        if (slot < 0) {
+            return PyErr_Format(PyExc_TypeError, "append() has no argument %R", name);
+        }
+        if (fields[slot] != NULL) {
+            return PyErr_Format(PyExc_TypeError, "append() got %R twice", name);
+        }
+        fields[slot] = args[count + i];
+    }
+    if (fields[0] == NULL) {
+        PyErr_SetString(PyExc_TypeError, "append() needs a value");
+        return NULL;
+    }
+    int64_t timestamp = LS_NO_TIMESTAMP;
+    if (fields[3] != NULL && !ls_timestamp_from(fields[3], &timestamp)) {
+        return NULL;
+    }
+    if (!usable(self) || !append_fields(self, fields[0], fields[1], fields[2], timestamp)) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- many records ---- */
+
+static bool append_item(BuilderObject *self, PyObject *item)
+{
+    if (Py_TYPE(item) == self->module->record_type) {
+        RecordObject *record = (RecordObject *)item;
+        int64_t timestamp = record->timestamp;
+        if (timestamp == -1) {
+            timestamp = LS_NO_TIMESTAMP;   /* read from a log that kept no times */
+        }
+        return append_fields(self, record->value, record->key, record->headers, timestamp);
+    }
+    if (item == Py_None) {
+        PyErr_SetString(self->module->invalid_record_error,
+                        "a record without a value (a tombstone) needs a key: use "
+                        "Record(None, key=...)");
+        return false;
+    }
+    if (PyUnicode_Check(item) || !PyObject_CheckBuffer(item)) {
+        PyErr_Format(PyExc_TypeError,
+                     PyUnicode_Check(item) ? "a record must be bytes or a Record, not %.100s: encode "
+                                             "it, as in text.encode()"
+                                           : "a record must be bytes or a Record, not %.100s",
+                     Py_TYPE(item)->tp_name);
+        return false;
+    }
+    return append_fields(self, item, NULL, NULL, LS_NO_TIMESTAMP);
+}
+
+/* All records of one extend() that have no time of their own get the same: one look at the clock. */
+static bool append_all(BuilderObject *self, PyObject *records)
+{
+    if (PyUnicode_Check(records) || PyBytes_Check(records) || PyByteArray_Check(records)) {
+        PyErr_Format(PyExc_TypeError,
+                     "extend() takes many records: an iterable of bytes or Record, not one %.100s",
+                     Py_TYPE(records)->tp_name);
+        return false;
+    }
+    int64_t time = 0;
+    bool plain_times = self->before_max_ms == INT64_MAX && self->after_max_ms == INT64_MAX;
+    if (plain_times && !now(self, &time)) {
+        return false;
+    }
+    if (PyList_CheckExact(records) || PyTuple_CheckExact(records)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(records); i++) {
+            PyObject *item = PySequence_Fast_GET_ITEM(records, i);
+            if (plain_times && PyBytes_CheckExact(item) &&
+                PyBytes_GET_SIZE(item) < INT32_MAX / 2) {
+                ls_new_record record = {
+                    .timestamp = time,
+                    .value = (const uint8_t *)PyBytes_AS_STRING(item),
+                    .value_size = (int32_t)PyBytes_GET_SIZE(item),
+                    .key_size = -1,
+                };
+                ls_code code = ls_builder_add(&self->arena, &record);
+                if (code == LS_OK) {
+                    continue;
+                }
+            }
+            Py_INCREF(item);           /* the list may change in _hand_over */
+            bool ok = append_item(self, item);
+            Py_DECREF(item);
+            if (!ok) {
+                return false;
+            }
+        }
+        return true;
+    }
+    PyObject *iterator = PyObject_GetIter(records);
+    if (iterator == NULL) {
+        return false;
+    }
+    bool ok = true;
+    PyObject *item;
+    while (ok && (item = PyIter_Next(iterator)) != NULL) {
+        ok = append_item(self, item);
+        Py_DECREF(item);
+    }
+    Py_DECREF(iterator);
+    return ok && !PyErr_Occurred();
+}
+
+static PyObject *builder_extend(BuilderObject *self, PyObject *records)
+{
+    if (!usable(self) || !append_all(self, records)) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- handing over ---- */
+
+/* Compresses the batches of a private arena one by one; `self` is not known to other threads. */
+static bool compress_arena(BuilderObject *self)
+{
+    ls_builder *arena = &self->arena;
+    ls_builder packed;
+    ls_builder_init(&packed, arena->batch_bytes, arena->batch_bytes_max);
+    bool ok = true;
+    for (size_t at = 0; ok && at < arena->size;) {
+        const uint8_t *batch = arena->data + at;
+        size_t size = (size_t)ls_load_i32(batch + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;
+        PyObject *view = PyMemoryView_FromMemory((char *)arena->data + at + LS_BATCH_HEADER_BYTES,
+                                                 (Py_ssize_t)(size - LS_BATCH_HEADER_BYTES),
+                                                 PyBUF_READ);
+        PyObject *bytes =
+            view == NULL ? NULL
+                         : PyObject_CallFunction(self->compress, "iO", (int)self->codec, view);
+        Py_XDECREF(view);
+        if (bytes == NULL) {
+            ok = false;
+        } else if (!PyBytes_Check(bytes)) {
+            PyErr_SetString(PyExc_TypeError, "compress must return bytes");
+            ok = false;
+        } else if (ls_builder_put_batch(&packed, batch, (const uint8_t *)PyBytes_AS_STRING(bytes),
+                                        (size_t)PyBytes_GET_SIZE(bytes)) != LS_OK) {
+            PyErr_NoMemory();
+            ok = false;
+        }
+        Py_XDECREF(bytes);
+        at += size;
+    }
+    if (ok) {
+        packed.records = arena->records;
+        packed.arena_max_timestamp = arena->arena_max_timestamp;
+        ls_builder_free(arena);
+        *arena = packed;
+    } else {
+        ls_builder_free(&packed);
+    }
+    return ok;
+}
+
+/* take() -> Builder: a private builder with all records so far, sealed; this one starts anew. */
+static PyObject *builder_take(BuilderObject *self, PyObject *Py_UNUSED(unused))
+{
+    PyTypeObject *type = self->module->builder_type;
+    BuilderObject *taken = (BuilderObject *)type->tp_alloc(type, 0);
+    if (taken == NULL) {
+        return NULL;
+    }
+    taken->module = self->module;
+    taken->compress = Py_XNewRef(self->compress);
+    taken->codec = self->codec;
+    taken->generation = self->generation;
+    taken->arena_bytes = self->arena_bytes;
+    ls_builder_seal(&self->arena, self->codec);
+    taken->arena = self->arena;
+    ls_builder_init(&self->arena, taken->arena.batch_bytes, taken->arena.batch_bytes_max);
+    return (PyObject *)taken;
+}
+
+/* put_back(taken): the memory of a written builder serves again. */
+static PyObject *builder_put_back(BuilderObject *self, PyObject *other)
+{
+    if (!PyObject_TypeCheck(other, self->module->builder_type)) {
+        PyErr_SetString(PyExc_TypeError, "put_back() takes what take() gave");
+        return NULL;
+    }
+    BuilderObject *taken = (BuilderObject *)other;
+    if (self->arena.data == NULL && taken->arena.data != NULL && taken->codec == 0) {
+        self->arena.data = taken->arena.data;
+        self->arena.capacity = taken->arena.capacity;
+        taken->arena.data = NULL;
+        taken->arena.capacity = 0;
+        ls_builder_clear(&taken->arena);
+    }
+    Py_RETURN_NONE;
+}
+
+/* seal(): closes the open batch and compresses; for a builder that only one thread uses. */
+static PyObject *builder_seal(BuilderObject *self, PyObject *Py_UNUSED(unused))
+{
+    ls_builder_seal(&self->arena, self->codec);
+    if (self->codec != LS_CODEC_NONE && self->arena.size != 0 && !compress_arena(self)) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *builder_clear_records(BuilderObject *self, PyObject *Py_UNUSED(unused))
+{
+    /* One huge record must not pin its memory for ever. */
+    if (self->arena.capacity > 4 * self->arena_bytes + (1 << 20)) {
+        ls_builder_free(&self->arena);
+    }
+    ls_builder_clear(&self->arena);
+    Py_RETURN_NONE;
+}
+
+static PyObject *builder_close(BuilderObject *self, PyObject *Py_UNUSED(unused))
+{
+    self->closed = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *builder_get_records(BuilderObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLongLong(self->arena.records);
+}
+
+static PyObject *builder_get_size_bytes(BuilderObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(self->arena.size);
+}
+
+static PyMethodDef builder_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))builder_append, METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("append($self, value, *, key=None, headers=(), timestamp=None)\n--\n\n"
+               "Add one record to the open batch.")},
+    {"extend", (PyCFunction)builder_extend, METH_O,
+     PyDoc_STR("extend($self, records, /)\n--\n\nAdd many: bytes or Record.")},
+    {"_take", (PyCFunction)builder_take, METH_NOARGS,
+     PyDoc_STR("Take all records away, into a builder of their own.")},
+    {"_put_back", (PyCFunction)builder_put_back, METH_O,
+     PyDoc_STR("Reuse the memory of a builder that take() gave.")},
+    {"_seal", (PyCFunction)builder_seal, METH_NOARGS,
+     PyDoc_STR("Close the open batch, and compress.")},
+    {"_clear", (PyCFunction)builder_clear_records, METH_NOARGS, PyDoc_STR("Forget all records.")},
+    {"_close", (PyCFunction)builder_close, METH_NOARGS, PyDoc_STR("Refuse further records.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef builder_getset[] = {
+    {"_records", (getter)builder_get_records, NULL, PyDoc_STR("records held"), NULL},
+    {"_size_bytes", (getter)builder_get_size_bytes, NULL, PyDoc_STR("bytes held"), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot builder_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("Encodes records into batches; see builder.c.")},
+    {Py_tp_new, builder_new},
+    {Py_tp_dealloc, builder_dealloc},
+    {Py_tp_traverse, builder_traverse},
+    {Py_tp_clear, builder_clear},
+    {Py_tp_methods, builder_methods},
+    {Py_tp_getset, builder_getset},
+    {0, NULL},
+};
+
+PyType_Spec ls_builder_spec = {
+    .name = "logstore._native.Builder",
+    .basicsize = sizeof(BuilderObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = builder_slots,
+};

@@ -1,0 +1,357 @@
+/* File: a descriptor of one file of a log, with pins.
+ *
+ * close() only marks the file closed; the descriptor goes when the last pin does.  So a thread that
+ * is in a system call without the GIL never has its descriptor closed, or reused, under it.
+ */
+#include "module.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+static void really_close(FileObject *file)
+{
+    ls_window_free(&file->window);
+    if (file->fd >= 0) {
+        /* Nothing is lost by ignoring the result: what had to be durable was synced, and a file
+         * that was not is not promised. */
+        (void)file->io->close(file->io, file->fd);
+        file->fd = -1;
+    }
+}
+
+bool ls_file_pin(FileObject *file)
+{
+    if (!ls_check_fork(file->module, file->generation)) {
+        return false;
+    }
+    if (file->closed) {
+        PyErr_Format(file->module->closed_error, "%U is closed", file->path);
+        return false;
+    }
+    file->pins++;
+    return true;
+}
+
+void ls_file_unpin(FileObject *file)
+{
+    if (--file->pins == 0 && file->closed) {
+        really_close(file);
+    }
+}
+
+/* File(directory_fd, name, path, *, write=False, create=False, exclusive=False) */
+static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"directory", "name", "path", "write", "create", "exclusive", NULL};
+    int directory, write = 0, create = 0, exclusive = 0;
+    const char *name;
+    PyObject *path;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "isU|$ppp:File", names, &directory, &name, &path,
+                                     &write, &create, &exclusive)) {
+        return NULL;
+    }
+    ls_module *module = ls_module_of_type(type);
+    FileObject *self = module == NULL ? NULL : (FileObject *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->module = module;
+    self->io = &ls_io_posix;
+    self->path = Py_NewRef(path);
+    self->fd = -1;
+    self->closed = true;
+    self->generation = module->fork_generation;
+    int flags = write ? O_RDWR : O_RDONLY;
+    flags |= create ? O_CREAT : 0;
+    flags |= exclusive ? O_EXCL : 0;
+    int fd;
+    int64_t size = 0;
+    Py_BEGIN_ALLOW_THREADS             /* nobody else knows this object yet */
+    fd = self->io->open(self->io, directory, name, flags, 0600);
+    if (fd >= 0) {
+        size = self->io->size(self->io, fd);
+    }
+    Py_END_ALLOW_THREADS
+    if (fd >= 0) {
+        self->fd = fd;
+        self->closed = false;
+        ls_window_init(&self->window, self->io, fd, 8192);
+    }
+    if (fd < 0 || size < 0) {
+        ls_raise(module, ls_fail_os((int)-(fd < 0 ? fd : size), 0, "open"), path, -1, -1);
+        Py_DECREF(self);
+        return NULL;
+    }
+    atomic_store_explicit(&self->end, size, memory_order_release);
+    return (PyObject *)self;
+}
+
+static void file_dealloc(FileObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    really_close(self);
+    Py_XDECREF(self->path);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *file_close(FileObject *self, PyObject *Py_UNUSED(unused))
+{
+    if (!self->closed) {
+        self->closed = true;
+        if (self->pins == 0) {
+            really_close(self);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *file_pread(FileObject *self, PyObject *args)
+{
+    Py_ssize_t size;
+    long long position;
+    if (!PyArg_ParseTuple(args, "nL:pread", &size, &position)) {
+        return NULL;
+    }
+    if (size < 0 || position < 0) {
+        return PyErr_Format(PyExc_ValueError, "cannot read %zd bytes at %lld", size, position);
+    }
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size);
+    if (bytes == NULL || !ls_file_pin(self)) {
+        Py_XDECREF(bytes);
+        return NULL;
+    }
+    size_t got;
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; `bytes` is ours alone */
+    status = ls_read_at(self->io, self->fd, PyBytes_AS_STRING(bytes), (size_t)size, position, &got);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self);
+    if (status.code != LS_OK) {
+        Py_DECREF(bytes);
+        return ls_raise(self->module, status, self->path, -1, -1);
+    }
+    if ((Py_ssize_t)got < size) {
+        _PyBytes_Resize(&bytes, (Py_ssize_t)got);
+    }
+    return bytes;
+}
+
+static PyObject *file_pwrite(FileObject *self, PyObject *args)
+{
+    Py_buffer data;
+    long long position;
+    if (!PyArg_ParseTuple(args, "y*L:pwrite", &data, &position)) {
+        return NULL;
+    }
+    if (!ls_file_pin(self)) {
+        PyBuffer_Release(&data);
+        return NULL;
+    }
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; the exported buffer cannot be resized */
+    status = ls_append(self->io, self->fd, data.buf, (size_t)data.len, position);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self);
+    PyBuffer_Release(&data);
+    if (status.code != LS_OK) {
+        return ls_raise(self->module, status, self->path, -1, -1);
+    }
+    Py_RETURN_NONE;
+}
+
+/* Runs `call` on the pinned descriptor without the GIL. */
+static PyObject *file_call(FileObject *self, int (*call)(const ls_io *, int))
+{
+    if (!ls_file_pin(self)) {
+        return NULL;
+    }
+    int result;
+    Py_BEGIN_ALLOW_THREADS             /* pinned */
+    result = call(self->io, self->fd);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self);
+    if (result < 0) {
+        return ls_raise(self->module, ls_fail_os(-result, 0, "sync"), self->path, -1, -1);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *file_datasync(FileObject *self, PyObject *Py_UNUSED(unused))
+{
+    return file_call(self, self->io->datasync);
+}
+
+static PyObject *file_sync(FileObject *self, PyObject *Py_UNUSED(unused))
+{
+    return file_call(self, self->io->sync);
+}
+
+static PyObject *file_truncate(FileObject *self, PyObject *arg)
+{
+    long long size = PyLong_AsLongLong(arg);
+    if (size == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!ls_file_pin(self)) {
+        return NULL;
+    }
+    atomic_store_explicit(&self->end, size, memory_order_release);
+    self->window.filled = 0;           /* what it holds may be cut and rewritten */
+    int result;
+    Py_BEGIN_ALLOW_THREADS             /* pinned */
+    result = self->io->truncate(self->io, self->fd, size);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self);
+    if (result < 0) {
+        return ls_raise(self->module, ls_fail_os(-result, size, "truncate"), self->path, -1, -1);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *file_size(FileObject *self, PyObject *Py_UNUSED(unused))
+{
+    if (!ls_file_pin(self)) {
+        return NULL;
+    }
+    int64_t size = self->io->size(self->io, self->fd);
+    ls_file_unpin(self);
+    if (size < 0) {
+        return ls_raise(self->module, ls_fail_os((int)-size, 0, "stat"), self->path, -1, -1);
+    }
+    return PyLong_FromLongLong(size);
+}
+
+static PyObject *file_get_end(FileObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLongLong(atomic_load_explicit(&self->end, memory_order_acquire));
+}
+
+static int file_set_end(FileObject *self, PyObject *value, void *Py_UNUSED(closure))
+{
+    long long end = value == NULL ? -1 : PyLong_AsLongLong(value);
+    if (end < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "end must not be negative");
+        }
+        return -1;
+    }
+    atomic_store_explicit(&self->end, end, memory_order_release);
+    return 0;
+}
+
+static PyObject *file_get_closed(FileObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->closed);
+}
+
+static PyObject *file_get_path(FileObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->path);
+}
+
+static PyObject *file_repr(FileObject *self)
+{
+    return PyUnicode_FromFormat("<File %R%s>", self->path, self->closed ? " closed" : "");
+}
+
+static PyMethodDef file_methods[] = {
+    {"close", (PyCFunction)file_close, METH_NOARGS,
+     PyDoc_STR("close(): no new use; the descriptor goes with the last user.")},
+    {"pread", (PyCFunction)file_pread, METH_VARARGS,
+     PyDoc_STR("pread(size, position) -> bytes, fewer only at the end of the file")},
+    {"pwrite", (PyCFunction)file_pwrite, METH_VARARGS,
+     PyDoc_STR("pwrite(data, position): all of it, or the file is cut back to position")},
+    {"datasync", (PyCFunction)file_datasync, METH_NOARGS, PyDoc_STR("fdatasync")},
+    {"sync", (PyCFunction)file_sync, METH_NOARGS, PyDoc_STR("fsync")},
+    {"truncate", (PyCFunction)file_truncate, METH_O, PyDoc_STR("truncate(size)")},
+    {"size", (PyCFunction)file_size, METH_NOARGS, PyDoc_STR("size() of the file now")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef file_getset[] = {
+    {"end", (getter)file_get_end, (setter)file_set_end,
+     PyDoc_STR("how far readers may go: whole batches below"), NULL},
+    {"closed", (getter)file_get_closed, NULL, NULL, NULL},
+    {"path", (getter)file_get_path, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot file_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("A descriptor of one file of a log; see file.c.")},
+    {Py_tp_new, file_new},
+    {Py_tp_dealloc, file_dealloc},
+    {Py_tp_repr, file_repr},
+    {Py_tp_methods, file_methods},
+    {Py_tp_getset, file_getset},
+    {0, NULL},
+};
+
+PyType_Spec ls_file_spec = {
+    .name = "logstore._native.File",
+    .basicsize = sizeof(FileObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = file_slots,
+};
+
+/* ---- directory operations, on the same seam ---- */
+
+static PyObject *os_result(PyObject *self, int result, const char *name)
+{
+    if (result >= 0) {
+        Py_RETURN_NONE;
+    }
+    PyObject *path = PyUnicode_DecodeFSDefault(name);
+    if (path != NULL) {
+        ls_raise(PyModule_GetState(self), ls_fail_os(-result, 0, "directory"), path, -1, -1);
+        Py_DECREF(path);
+    }
+    return NULL;
+}
+
+static PyObject *native_rename(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *source, *target;
+    if (!PyArg_ParseTuple(args, "iss:rename", &directory, &source, &target)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_posix.rename(&ls_io_posix, directory, source, target);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, source);
+}
+
+static PyObject *native_unlink(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:unlink", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_posix.unlink(&ls_io_posix, directory, name);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+static PyObject *native_sync_directory(PyObject *self, PyObject *arg)
+{
+    int directory = (int)PyLong_AsLong(arg);
+    if (directory == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int result;
+    Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open */
+    result = ls_io_posix.sync(&ls_io_posix, directory);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, "directory");
+}
+
+PyMethodDef ls_file_functions[] = {
+    {"rename", native_rename, METH_VARARGS, PyDoc_STR("rename(directory, source, target)")},
+    {"unlink", native_unlink, METH_VARARGS, PyDoc_STR("unlink(directory, name)")},
+    {"sync_directory", native_sync_directory, METH_O, PyDoc_STR("sync_directory(directory)")},
+    {NULL, NULL, 0, NULL},
+};

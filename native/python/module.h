@@ -1,0 +1,142 @@
+/* What the binding's files share: module state, the error translator, the object layouts that
+ * cross file borders.  The only folder that includes Python.h.
+ *
+ * Thread rule: every object is guarded by the GIL.  Where the GIL is released, the object is marked
+ * busy or its File is pinned first, so that no other thread can change or free what is in use.
+ */
+#ifndef LS_MODULE_H
+#define LS_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "batch.h"
+#include "index.h"
+#include "io.h"
+#include "segment.h"
+#include "status.h"
+
+typedef struct {
+    PyTypeObject *record_type;
+    PyTypeObject *file_type;
+    PyTypeObject *builder_type;
+    PyTypeObject *segment_writer_type;
+    PyTypeObject *segment_scan_type;
+    PyTypeObject *buffer_type;
+    PyTypeObject *column_builder_type;
+    /* Exceptions of logstore.errors; strong. */
+    PyObject *closed_error;
+    PyObject *forked_error;
+    PyObject *corrupt_error;
+    PyObject *too_large_error;
+    PyObject *invalid_record_error;
+    PyObject *unsupported_error;
+    PyObject *disk_full_error;
+    PyObject *indeterminate_error;
+    PyObject *empty_tuple;
+    PyObject *name_hand_over;          /* "_hand_over" */
+    PyObject *keywords[4];             /* interned: value, key, headers, timestamp */
+    /* Bumped in a child process: handles of the parent are dead there. */
+    unsigned fork_generation;
+} ls_module;
+
+ls_module *ls_module_of_type(PyTypeObject *type);
+
+/* Sets the exception for a status; always returns NULL.  `path` may be NULL.  `start` and `end` are
+ * the offsets that damage hides, or -1. */
+PyObject *ls_raise(ls_module *module, ls_status status, PyObject *path, int64_t start, int64_t end);
+
+/* Raises and returns false when the handle belongs to a parent process. */
+bool ls_check_fork(ls_module *module, unsigned generation);
+
+/* ---- Record (record.c) ---- */
+
+#define LS_NO_TIMESTAMP INT64_MIN      /* a record made by the user without a time */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *value;                   /* exact bytes or None; strong */
+    PyObject *key;                     /* exact bytes or None; strong */
+    PyObject *headers;                 /* exact tuple of (str, bytes | None); strong */
+    PyObject *topic;                   /* str or NULL; strong */
+    int64_t timestamp;
+    int64_t offset;                    /* -1: not in a log */
+    int32_t partition;                 /* -1: not in a log */
+} RecordObject;
+
+extern PyType_Spec ls_record_spec;
+
+/* A record read from a log.  Steals nothing; `topic` may be NULL. */
+PyObject *ls_record_from(ls_module *module, const ls_record *record, PyObject *topic,
+                         int32_t partition);
+
+/* A time given by the user: int, datetime with a zone, or None (LS_NO_TIMESTAMP).  False: raised. */
+bool ls_timestamp_from(PyObject *object, int64_t *out);
+
+/* Encoded headers of one record, in memory that is reused from record to record. */
+typedef struct {
+    uint8_t *data;
+    size_t size;
+    size_t capacity;
+    int32_t count;
+} ls_header_buffer;
+
+bool ls_headers_encode(ls_header_buffer *buffer, PyObject *headers);
+
+/* ---- File (file.c) ---- */
+
+typedef struct {
+    PyObject_HEAD
+    ls_module *module;
+    const ls_io *io;
+    PyObject *path;                    /* str, for messages; strong */
+    int fd;                            /* -1 once really closed */
+    int pins;                          /* users outside the GIL */
+    bool closed;                       /* no new users; the last unpin closes fd */
+    bool busy;                         /* `window` is in use */
+    unsigned generation;
+    ls_window window;                  /* for single reads; reused */
+    /* Bytes below `end` are whole batches and never change but by truncation.  Stored with release
+     * after they are written, loaded with acquire: that is the whole memory model. */
+    _Atomic int64_t end;
+} FileObject;
+
+extern PyType_Spec ls_file_spec;
+extern PyMethodDef ls_file_functions[];
+
+bool ls_file_pin(FileObject *file);    /* false: raised, the file is closed or forked */
+void ls_file_unpin(FileObject *file);
+
+/* ---- Builder (builder.c) ---- */
+
+typedef struct {
+    PyObject_HEAD
+    ls_module *module;
+    ls_builder arena;
+    ls_header_buffer headers;
+    PyObject *clock;                   /* callable -> ms, or NULL for the system's; strong */
+    PyObject *compress;                /* callable (codec, bytes) -> bytes, or NULL; strong */
+    size_t arena_bytes;                /* hand over when the arena has this much */
+    int64_t before_max_ms;             /* how far from now a timestamp may lie */
+    int64_t after_max_ms;
+    unsigned generation;
+    uint8_t codec;
+    bool closed;
+} BuilderObject;
+
+extern PyType_Spec ls_builder_spec;
+
+/* ---- the rest: one spec a file ---- */
+
+extern PyType_Spec ls_segment_writer_spec;
+extern PyType_Spec ls_segment_scan_spec;
+extern PyType_Spec ls_buffer_spec;
+extern PyType_Spec ls_column_builder_spec;
+extern PyMethodDef ls_recovery_functions[];
+extern PyMethodDef ls_index_functions[];
+
+int64_t ls_now_ms(void);
+
+#endif

@@ -1,0 +1,779 @@
+/* SegmentScan: the sound batches of one segment file, as records, columns or raw bytes.
+ *
+ * Holds a position and a window of its own; the file is pinned while the GIL is away.  One thread at
+ * a time: like a generator it says so when a second one comes in.
+ *
+ * What is checked before anything is handed out: the batch's checksum, that offsets increase (and,
+ * in a dense log, that none is missing), and the inner lengths of every record.  On damage it
+ * raises, or with skip=True goes on with the next sound batch and counts what it passed over.
+ */
+#include "module.h"
+
+#include "scan.h"
+
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD
+    ls_module *module;
+    FileObject *file;                  /* strong */
+    PyObject *topic;                   /* strong or NULL */
+    PyObject *decompress;              /* callable (codec, payload, limit) -> bytes; strong */
+    PyObject *payload;                 /* decompressed records of the current batch; strong or NULL */
+    PyObject *skipped;                 /* list of (position, next position, start, end); strong */
+    ls_window window;
+    ls_records records;                /* the current batch; remaining == 0: none */
+    ls_batch batch;
+    int64_t position;                  /* of the next batch */
+    int64_t start;                     /* offsets below are not handed out */
+    int64_t stop;                      /* nor these and above */
+    int64_t expected;                  /* least offset of the next batch; -1: not known yet */
+    int64_t landing;                   /* last offset of the first batch, says the index; or -1 */
+    int64_t base_offset;               /* of the segment */
+    int64_t next_offset;               /* after the last record or batch handed out */
+    int64_t offset_max;                /* no sound batch of this segment lies above */
+    int64_t payload_max;               /* bound for decompression */
+    int32_t partition;
+    bool dense;
+    bool skip;
+    bool busy;
+    bool has_batch;
+} SegmentScanObject;
+
+/* Where to start looking for `offset`: by a segment's index (bytes), by the live index of a
+ * SegmentWriter, or from the start (None).  *landing is -1 without an entry.  False: raised. */
+static bool index_lookup(ls_module *module, PyObject *index, int64_t base_offset, int64_t offset,
+                         int64_t *landing, int64_t *position)
+{
+    const uint8_t *entries = NULL;
+    size_t size = 0;
+    if (Py_TYPE(index) == module->segment_writer_type) {
+        const ls_index_tracker *tracker = ls_segment_writer_index(index);
+        entries = tracker->offsets.data;
+        size = tracker->offsets.size;
+    } else if (PyBytes_Check(index)) {
+        entries = (const uint8_t *)PyBytes_AS_STRING(index);
+        size = (size_t)PyBytes_GET_SIZE(index);
+    } else if (index != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "index must be bytes, a SegmentWriter or None");
+        return false;
+    }
+    int64_t relative = offset - base_offset;
+    int32_t target = relative < 0 ? -1 : relative > INT32_MAX ? INT32_MAX : (int32_t)relative;
+    int64_t entry = ls_offset_index_search(entries, size / LS_OFFSET_ENTRY_BYTES, target);
+    *landing = -1;
+    *position = 0;
+    if (entry >= 0) {
+        const uint8_t *at = entries + entry * LS_OFFSET_ENTRY_BYTES;
+        int32_t where = ls_load_i32(at + 4);
+        if (where > 0) {
+            *landing = base_offset + ls_load_i32(at);
+            *position = where;
+        }
+    }
+    return true;
+}
+
+/* SegmentScan(file, index, base_offset, start, stop, ...) */
+static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"file",       "index",  "base_offset", "start", "stop",
+                            "offset_max", "dense",  "skip",        "topic", "partition",
+                            "decompress", "payload_max", "ahead",  NULL};
+    PyObject *file, *index, *topic, *decompress;
+    long long base_offset, start, stop, offset_max, payload_max;
+    int dense, skip, partition;
+    Py_ssize_t ahead = LS_WINDOW_BYTES;
+    ls_module *module = ls_module_of_type(type);
+    if (module == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OLLLLppOiOL|n:SegmentScan", names,
+                                     module->file_type, &file, &index, &base_offset, &start, &stop,
+                                     &offset_max, &dense, &skip, &topic, &partition, &decompress,
+                                     &payload_max, &ahead)) {
+        return NULL;
+    }
+    int64_t landing, position;
+    if (!index_lookup(module, index, base_offset, start, &landing, &position)) {
+        return NULL;
+    }
+    SegmentScanObject *self = (SegmentScanObject *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->module = module;
+    self->file = (FileObject *)Py_NewRef(file);
+    self->landing = landing;
+    self->base_offset = base_offset;
+    self->topic = topic == Py_None ? NULL : Py_NewRef(topic);
+    self->decompress = Py_NewRef(decompress);
+    self->position = position;
+    self->start = start;
+    self->stop = stop;
+    self->expected = landing >= 0 ? -1 : base_offset;
+    self->next_offset = start;
+    self->offset_max = offset_max;
+    self->payload_max = payload_max;
+    self->partition = partition;
+    self->dense = dense != 0;
+    self->skip = skip != 0;
+    ls_window_init(&self->window, self->file->io, self->file->fd,
+                   ahead < 4096 ? 4096 : (size_t)ahead);
+    self->skipped = PyList_New(0);
+    if (self->skipped == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int scan_traverse(SegmentScanObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->decompress);
+    Py_VISIT(self->skipped);
+    return 0;
+}
+
+static int scan_clear(SegmentScanObject *self)
+{
+    Py_CLEAR(self->decompress);
+    Py_CLEAR(self->skipped);
+    return 0;
+}
+
+static void scan_dealloc(SegmentScanObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    scan_clear(self);
+    ls_window_free(&self->window);
+    Py_XDECREF(self->file);
+    Py_XDECREF(self->topic);
+    Py_XDECREF(self->payload);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Marks the scan and its file as in use; false: raised. */
+static bool enter(SegmentScanObject *self)
+{
+    if (self->busy) {
+        PyErr_SetString(PyExc_ValueError, "this scan is in use by another thread: give each its own");
+        return false;
+    }
+    if (!ls_file_pin(self->file)) {
+        return false;
+    }
+    self->busy = true;
+    return true;
+}
+
+static void leave(SegmentScanObject *self)
+{
+    self->busy = false;
+    ls_file_unpin(self->file);
+}
+
+/* ---- damage ---- */
+
+/* The next sound batch behind `position`, or -1.  Interruptible: looks a few MiB ahead at a time.
+ * False: raised. */
+static bool resync(SegmentScanObject *self, int64_t position, int64_t limit, int64_t *found)
+{
+    int64_t least = self->expected < 0 ? 0 : self->expected;
+    *found = -1;
+    for (int64_t from = position;;) {
+        ls_status status;
+        int64_t reached = from;
+        Py_BEGIN_ALLOW_THREADS         /* pinned and busy: see enter() */
+        status = ls_window_resync(&self->window, from, limit, least, self->offset_max, 8 << 20,
+                                  found, &reached);
+        Py_END_ALLOW_THREADS
+        if (status.code == LS_END || *found >= 0) {
+            return true;
+        }
+        if (status.code != LS_OK) {
+            ls_raise(self->module, status, self->file->path, -1, -1);
+            return false;
+        }
+        if (PyErr_CheckSignals() < 0) {
+            return false;
+        }
+        from = reached;
+    }
+}
+
+/* Called with a damaged batch at self->position.  True: skipped, go on.  False: raised. */
+static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
+{
+    int64_t position = self->position, found;
+    if (!resync(self, position, limit, &found)) {
+        return false;
+    }
+    int64_t start = self->expected < 0 ? self->start : self->expected;
+    int64_t end = self->offset_max + 1 < self->stop ? self->offset_max + 1 : self->stop;
+    if (found >= 0) {
+        ls_batch batch;
+        ls_status again = ls_window_header(&self->window, found, limit, &batch);
+        if (again.code == LS_OK) {
+            end = batch.base_offset;
+        }
+    }
+    if (!self->skip) {
+        status.position = position;
+        ls_raise(self->module, status, self->file->path, start, end);
+        return false;
+    }
+    int64_t next = found >= 0 ? found : limit;
+    PyObject *entry = Py_BuildValue("(LLLLs)", (long long)position, (long long)next,
+                                    (long long)start, (long long)end, status.reason);
+    if (entry == NULL || PyList_Append(self->skipped, entry) < 0) {
+        Py_XDECREF(entry);
+        return false;
+    }
+    Py_DECREF(entry);
+    self->position = next;
+    self->expected = end;
+    return true;
+}
+
+/* ---- batches ---- */
+
+static bool unpack(SegmentScanObject *self, const uint8_t *data)
+{
+    size_t size = (size_t)self->batch.size - LS_BATCH_HEADER_BYTES;
+    unsigned codec = ls_batch_codec(&self->batch);
+    const uint8_t *payload = data + LS_BATCH_HEADER_BYTES;
+    Py_CLEAR(self->payload);
+    if (codec != LS_CODEC_NONE && self->batch.record_count > 0) {
+        PyObject *view =
+            PyMemoryView_FromMemory((char *)(uintptr_t)payload, (Py_ssize_t)size, PyBUF_READ);
+        if (view == NULL) {
+            return false;
+        }
+        /* `busy` keeps the window still while Python code runs. */
+        PyObject *bytes = PyObject_CallFunction(self->decompress, "IOL", codec, view,
+                                                (long long)self->payload_max);
+        Py_DECREF(view);
+        if (bytes == NULL) {
+            return false;
+        }
+        if (!PyBytes_Check(bytes)) {
+            Py_DECREF(bytes);
+            PyErr_SetString(PyExc_TypeError, "decompress must return bytes");
+            return false;
+        }
+        self->payload = bytes;
+        payload = (const uint8_t *)PyBytes_AS_STRING(bytes);
+        size = (size_t)PyBytes_GET_SIZE(bytes);
+    }
+    ls_records_open(&self->records, &self->batch, payload, size);
+    self->has_batch = true;
+    return true;
+}
+
+/* A codec's complaint about a batch with a right checksum: damage too, told with its place. */
+static bool unreadable_payload(SegmentScanObject *self)
+{
+    PyObject *type, *error, *traceback;
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) ||
+        PyErr_ExceptionMatches(self->module->unsupported_error)) {
+        return false;                  /* a codec that is not installed is no damage */
+    }
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    PyObject *text = PyObject_Str(error);
+    PyObject *arguments = text == NULL ? NULL : PyTuple_Pack(1, text);
+    PyObject *names = Py_BuildValue("{s:O,s:L,s:L,s:L}", "path", self->file->path, "position",
+                                    (long long)self->position, "start_offset",
+                                    (long long)self->batch.base_offset, "end_offset",
+                                    (long long)self->batch.last_offset + 1);
+    PyObject *corrupt = arguments == NULL || names == NULL
+                            ? NULL
+                            : PyObject_Call(self->module->corrupt_error, arguments, names);
+    if (corrupt != NULL) {
+        PyException_SetCause(corrupt, Py_XNewRef(error));
+        PyErr_SetObject(self->module->corrupt_error, corrupt);
+        Py_DECREF(corrupt);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(arguments);
+    Py_XDECREF(names);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    return false;
+}
+
+/* With skip, a batch that cannot be decoded is passed over whole. */
+static bool pass_over(SegmentScanObject *self)
+{
+    if (!self->skip || !PyErr_ExceptionMatches(self->module->corrupt_error)) {
+        return false;
+    }
+    PyErr_Clear();
+    PyObject *entry = Py_BuildValue(
+        "(LLLLs)", (long long)self->position, (long long)(self->position + self->batch.size),
+        (long long)self->batch.base_offset, (long long)self->batch.last_offset + 1,
+        "the records cannot be decoded");
+    bool ok = entry != NULL && PyList_Append(self->skipped, entry) == 0;
+    Py_XDECREF(entry);
+    self->position += self->batch.size;
+    self->expected = self->batch.last_offset + 1;
+    return ok;
+}
+
+/* Small batches that lie in the window are verified without giving the GIL away: that costs less
+ * than the hand-over (hashlib draws the line at the same size). */
+enum { GIL_BYTES = 2048 };
+
+static ls_status load_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
+{
+    ls_status status;
+    if (ls_window_holds(&self->window, self->position, GIL_BYTES) && limit - self->position > 61) {
+        status = ls_window_header(&self->window, self->position, limit, &self->batch);
+        if (status.code != LS_OK) {
+            return status;
+        }
+        if (self->batch.size <= GIL_BYTES) {
+            return ls_window_batch(&self->window, self->position, limit, &self->batch, data);
+        }
+    }
+    Py_BEGIN_ALLOW_THREADS             /* pinned and busy: see enter() */
+    status = ls_window_batch(&self->window, self->position, limit, &self->batch, data);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+static ls_status check_order(const SegmentScanObject *self)
+{
+    const ls_batch *batch = &self->batch;
+    if (batch->last_offset > self->offset_max) {
+        return ls_fail(LS_E_CORRUPT, self->position, "an offset beyond the end of the segment");
+    }
+    if (self->expected >= 0) {
+        if (batch->base_offset < self->expected) {
+            return ls_fail(LS_E_CORRUPT, self->position, "offsets do not increase");
+        }
+        if (self->dense && batch->base_offset != self->expected) {
+            return ls_fail(LS_E_CORRUPT, self->position, "offsets are missing before this batch");
+        }
+    } else if (batch->base_offset > self->start && self->dense) {
+        return ls_fail(LS_E_CORRUPT, self->position, "offsets are missing before this batch");
+    }
+    if (ls_batch_codec(batch) > LS_CODEC_MAX) {
+        return ls_fail(LS_E_CODEC, self->position, "unknown compression");
+    }
+    return ls_ok();
+}
+
+typedef enum { BATCH_READY, BATCH_NONE, BATCH_RAISED } batch_state;
+
+/* Moves on to the next batch with something in [start, stop).  `control`: hand out control batches
+ * and do not unpack (raw reading). */
+static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t **data)
+{
+    self->has_batch = false;
+    for (;;) {
+        int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
+        if (self->position >= limit || (self->expected >= 0 && self->expected >= self->stop)) {
+            return BATCH_NONE;
+        }
+        ls_status status = load_batch(self, limit, data);
+        if (self->landing >= 0) {
+            bool landed = status.code == LS_OK && self->batch.last_offset == self->landing;
+            self->landing = -1;
+            if (!landed && status.code != LS_E_IO && status.code != LS_E_NO_MEMORY) {
+                self->position = 0;    /* the index misled us: believe only the log */
+                self->expected = self->base_offset;
+                continue;
+            }
+        }
+        if (status.code == LS_OK) {
+            status = check_order(self);
+        }
+        if (status.code == LS_E_CORRUPT) {
+            if (!damaged(self, status, limit)) {
+                return BATCH_RAISED;
+            }
+            continue;
+        }
+        if (status.code != LS_OK) {
+            ls_raise(self->module, status, self->file->path, -1, -1);
+            return BATCH_RAISED;
+        }
+        if (self->batch.base_offset >= self->stop) {
+            return BATCH_NONE;
+        }
+        bool wanted = self->batch.last_offset >= self->start &&
+                      (raw || (!(self->batch.attributes & LS_ATTR_CONTROL) &&
+                               self->batch.record_count > 0));
+        if (wanted && !raw && !unpack(self, *data)) {
+            unreadable_payload(self);
+            if (!pass_over(self)) {
+                return BATCH_RAISED;
+            }
+            continue;
+        }
+        self->expected = self->batch.last_offset + 1;
+        if (wanted) {
+            return BATCH_READY;
+        }
+        self->position += self->batch.size;
+        if (self->expected > self->next_offset) {
+            self->next_offset = self->expected;
+        }
+    }
+}
+
+/* The current batch is used up. */
+static void finish_batch(SegmentScanObject *self)
+{
+    self->has_batch = false;
+    self->position += self->batch.size;
+    int64_t next = self->batch.last_offset + 1;
+    if (next > self->next_offset) {
+        self->next_offset = next < self->stop ? next : self->stop;
+    }
+}
+
+static bool bad_record(SegmentScanObject *self)
+{
+    ls_status status = ls_fail(LS_E_CORRUPT, self->position, self->records.reason);
+    self->has_batch = false;
+    ls_raise(self->module, status, self->file->path, self->batch.base_offset,
+             self->batch.last_offset + 1);
+    return pass_over(self);
+}
+
+/* ---- as records ---- */
+
+static PyObject *scan_next(SegmentScanObject *self)
+{
+    if (self->busy) {
+        PyErr_SetString(PyExc_ValueError, "this scan is in use by another thread: give each its own");
+        return NULL;
+    }
+    for (;;) {
+        if (!self->has_batch) {
+            const uint8_t *data;
+            if (!enter(self)) {
+                return NULL;
+            }
+            batch_state state = next_batch(self, false, &data);
+            leave(self);
+            if (state != BATCH_READY) {
+                return NULL;           /* no exception set: the end */
+            }
+        }
+        ls_record record;
+        ls_code code = ls_records_next(&self->records, &record);
+        if (code == LS_OK) {
+            if (record.offset < self->start) {
+                continue;
+            }
+            if (record.offset >= self->stop) {
+                self->next_offset = self->stop;
+                self->position = INT64_MAX;   /* nothing of interest behind this */
+                self->has_batch = false;
+                return NULL;
+            }
+            self->next_offset = record.offset + 1;
+            return ls_record_from(self->module, &record, self->topic, self->partition);
+        }
+        if (code == LS_END) {
+            finish_batch(self);
+        } else if (!bad_record(self)) {
+            return NULL;
+        }
+    }
+}
+
+/* ---- as columns ---- */
+
+/* fill(columns) -> bool: True when the chunk is full, False when the segment has no more. */
+static PyObject *scan_fill(SegmentScanObject *self, PyObject *arg)
+{
+    if (!PyObject_TypeCheck(arg, self->module->column_builder_type)) {
+        PyErr_SetString(PyExc_TypeError, "fill() takes a ColumnBuilder");
+        return NULL;
+    }
+    ls_columns *columns = ls_column_builder_of(arg);
+    if (columns == NULL || !enter(self)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    ls_column_builder_busy(arg, true);
+    for (;;) {
+        if (!self->has_batch) {
+            const uint8_t *data;
+            batch_state state = next_batch(self, false, &data);
+            if (state == BATCH_RAISED) {
+                break;
+            }
+            if (state == BATCH_NONE) {
+                result = Py_NewRef(Py_False);
+                break;
+            }
+        }
+        bool stopped;
+        ls_code code;
+        Py_BEGIN_ALLOW_THREADS         /* pinned and busy, as is the builder */
+        code = ls_columns_fill(columns, &self->records, self->start, self->stop, &stopped);
+        Py_END_ALLOW_THREADS
+        if (code == LS_END) {
+            finish_batch(self);
+        } else if (code == LS_OK && stopped) {
+            self->next_offset = self->stop;
+            self->position = INT64_MAX;
+            self->has_batch = false;
+            result = Py_NewRef(Py_False);
+            break;
+        } else if (code == LS_OK) {
+            int64_t taken = self->records.base_offset + self->records.previous_delta + 1;
+            self->next_offset = taken > self->next_offset ? taken : self->next_offset;
+            result = Py_NewRef(Py_True);
+            break;
+        } else if (code == LS_E_NO_MEMORY) {
+            PyErr_NoMemory();
+            break;
+        } else if (!bad_record(self)) {
+            break;
+        }
+    }
+    ls_column_builder_busy(arg, false);
+    leave(self);
+    return result;
+}
+
+/* ---- as raw batches ---- */
+
+/* next_raw() -> bytes or None: the next whole batch as it lies in the file, control ones too. */
+static PyObject *scan_next_raw(SegmentScanObject *self, PyObject *Py_UNUSED(unused))
+{
+    const uint8_t *data;
+    if (!enter(self)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    batch_state state = next_batch(self, true, &data);
+    if (state == BATCH_READY) {
+        result = PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)self->batch.size);
+        if (result != NULL) {
+            finish_batch(self);
+        }
+    } else if (state == BATCH_NONE) {
+        result = Py_NewRef(Py_None);
+    }
+    leave(self);
+    return result;
+}
+
+/* find_time(timestamp) -> offset or None: the first record at or after it, from here on.  Batches
+ * whose greatest timestamp is too small are passed over by their headers alone. */
+static PyObject *scan_find_time(SegmentScanObject *self, PyObject *arg)
+{
+    long long timestamp = PyLong_AsLongLong(arg);
+    if (timestamp == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    for (;;) {
+        const uint8_t *data;
+        if (!enter(self)) {
+            return NULL;
+        }
+        batch_state state = next_batch(self, false, &data);
+        leave(self);
+        if (state == BATCH_RAISED) {
+            return NULL;
+        }
+        if (state == BATCH_NONE) {
+            Py_RETURN_NONE;
+        }
+        if (self->batch.max_timestamp >= timestamp) {
+            ls_record record;
+            ls_code code;
+            while ((code = ls_records_next(&self->records, &record)) == LS_OK) {
+                if (record.timestamp >= timestamp && record.offset >= self->start &&
+                    record.offset < self->stop) {
+                    return PyLong_FromLongLong(record.offset);
+                }
+            }
+            if (code != LS_END) {
+                if (!bad_record(self)) {
+                    return NULL;
+                }
+                continue;
+            }
+        }
+        finish_batch(self);
+    }
+}
+
+/* ---- one record ---- */
+
+/* get(file, index, base_offset, offset, topic, partition, decompress, payload_max)
+ * -> Record, or None when the segment holds no record of that offset.  Any trouble on the way
+ * raises; the caller then takes the longer way, which knows how to walk around damage. */
+static PyObject *scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t count)
+{
+    PyTypeObject *type = (PyTypeObject *)type_object;
+    ls_module *module = ls_module_of_type(type);
+    if (module == NULL) {
+        return NULL;
+    }
+    if (count != 8 || Py_TYPE(args[0]) != module->file_type) {
+        PyErr_SetString(PyExc_TypeError, "get(file, index, base_offset, offset, topic, partition, "
+                                         "decompress, payload_max)");
+        return NULL;
+    }
+    FileObject *file = (FileObject *)args[0];
+    int64_t expected = PyLong_AsLongLong(args[2]);
+    int64_t offset = PyLong_AsLongLong(args[3]);
+    int32_t partition = (int32_t)PyLong_AsLong(args[5]);
+    long long payload_max = PyLong_AsLongLong(args[7]);
+    int64_t landing, position;
+    if (PyErr_Occurred() ||
+        !index_lookup(module, args[1], expected, offset, &landing, &position) ||
+        !ls_file_pin(file)) {
+        return NULL;
+    }
+    bool own = file->busy;             /* another thread has the file's window: bring our own */
+    ls_window fresh;
+    ls_window *window = &file->window;
+    if (own) {
+        ls_window_init(&fresh, file->io, file->fd, 8192);
+        window = &fresh;
+    } else {
+        file->busy = true;
+    }
+    int64_t limit = atomic_load_explicit(&file->end, memory_order_acquire);
+    int64_t found = -1;
+    ls_batch batch;
+    const uint8_t *data = NULL;
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; the window is ours by `busy` or by itself */
+    status = ls_window_find(window, position, limit, offset, landing, expected, &found);
+    if (status.code == LS_OK) {
+        status = ls_window_batch(window, found, limit, &batch, &data);
+    }
+    Py_END_ALLOW_THREADS
+    PyObject *result = NULL;
+    PyObject *bytes = NULL;
+    if (status.code == LS_END) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    if (status.code != LS_OK) {
+        ls_raise(module, status, file->path, offset, offset + 1);
+        goto done;
+    }
+    if (batch.base_offset > offset || (batch.attributes & LS_ATTR_CONTROL) ||
+        batch.record_count == 0) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    const uint8_t *payload = data + LS_BATCH_HEADER_BYTES;
+    size_t size = (size_t)batch.size - LS_BATCH_HEADER_BYTES;
+    unsigned codec = ls_batch_codec(&batch);
+    if (codec > LS_CODEC_MAX) {
+        ls_raise(module, ls_fail(LS_E_CODEC, found, ""), file->path, -1, -1);
+        goto done;
+    }
+    if (codec != LS_CODEC_NONE) {
+        PyObject *view =
+            PyMemoryView_FromMemory((char *)(uintptr_t)payload, (Py_ssize_t)size, PyBUF_READ);
+        bytes = view == NULL ? NULL
+                             : PyObject_CallFunction(args[6], "IOL", codec, view, payload_max);
+        Py_XDECREF(view);
+        if (bytes == NULL || !PyBytes_Check(bytes)) {
+            if (bytes != NULL) {
+                PyErr_SetString(PyExc_TypeError, "decompress must return bytes");
+            }
+            goto done;
+        }
+        payload = (const uint8_t *)PyBytes_AS_STRING(bytes);
+        size = (size_t)PyBytes_GET_SIZE(bytes);
+    }
+    ls_records records;
+    ls_record record;
+    ls_code code;
+    ls_records_open(&records, &batch, payload, size);
+    while ((code = ls_records_next(&records, &record)) == LS_OK && record.offset < offset) {
+    }
+    if (code == LS_OK && record.offset == offset) {
+        result = ls_record_from(module, &record, args[4] == Py_None ? NULL : args[4], partition);
+    } else if (code == LS_E_CORRUPT) {
+        ls_raise(module, ls_fail(LS_E_CORRUPT, found, records.reason), file->path,
+                 batch.base_offset, batch.last_offset + 1);
+    } else {
+        result = Py_NewRef(Py_None);
+    }
+done:
+    Py_XDECREF(bytes);
+    if (own) {
+        ls_window_free(&fresh);
+    } else {
+        if (window->capacity > LS_WINDOW_BYTES) {
+            ls_window_free(window);    /* a large batch must not pin its memory */
+        }
+        file->busy = false;
+    }
+    ls_file_unpin(file);
+    return result;
+}
+
+/* ---- the type ---- */
+
+static PyObject *scan_get_next_offset(SegmentScanObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLongLong(self->next_offset);
+}
+
+static PyObject *scan_get_position(SegmentScanObject *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLongLong(self->position);
+}
+
+static PyObject *scan_get_skipped(SegmentScanObject *self, void *Py_UNUSED(closure))
+{
+    return PyList_AsTuple(self->skipped);
+}
+
+static PyMethodDef scan_methods[] = {
+    {"fill", (PyCFunction)scan_fill, METH_O, PyDoc_STR("fill(columns) -> bool: whether full")},
+    {"next_raw", (PyCFunction)scan_next_raw, METH_NOARGS,
+     PyDoc_STR("next_raw() -> bytes or None: the next whole batch")},
+    {"find_time", (PyCFunction)scan_find_time, METH_O,
+     PyDoc_STR("find_time(timestamp) -> offset or None")},
+    {"get", (PyCFunction)(void (*)(void))scan_get, METH_FASTCALL | METH_CLASS,
+     PyDoc_STR("get(file, index, base_offset, offset, ...) -> Record or None")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef scan_getset[] = {
+    {"next_offset", (getter)scan_get_next_offset, NULL, NULL, NULL},
+    {"position", (getter)scan_get_position, NULL, NULL, NULL},
+    {"skipped", (getter)scan_get_skipped, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot scan_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("Reads one segment file; see scan.c.")},
+    {Py_tp_new, scan_new},
+    {Py_tp_dealloc, scan_dealloc},
+    {Py_tp_traverse, scan_traverse},
+    {Py_tp_clear, scan_clear},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, scan_next},
+    {Py_tp_methods, scan_methods},
+    {Py_tp_getset, scan_getset},
+    {0, NULL},
+};
+
+PyType_Spec ls_segment_scan_spec = {
+    .name = "logstore._native.SegmentScan",
+    .basicsize = sizeof(SegmentScanObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = scan_slots,
+};

@@ -1,0 +1,278 @@
+/* SegmentWriter: the active segment's appending half: file, next offset, index state, roll rule.
+ *
+ * Callers serialise append() with the partition's lock.  Lookups in the live index may come from
+ * any thread: index memory changes only under the GIL, after the write.
+ */
+#include "scan.h"
+
+#include <string.h>
+
+typedef struct {
+    PyObject_HEAD
+    ls_module *module;
+    FileObject *file;                  /* strong */
+    ls_index_tracker index;
+    int64_t next_offset;
+    int64_t first_timestamp;           /* max timestamp of the first batch; -1: none yet */
+    int64_t created_ms;                /* roll base when records carry no times */
+    int64_t segment_bytes;
+    int64_t segment_ms;                /* jitter already taken off */
+    int64_t index_bytes;               /* capacity of either index */
+} SegmentWriterObject;
+
+static PyObject *segment_writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"file",          "base_offset", "next_offset",     "interval_bytes",
+                            "segment_bytes", "segment_ms",  "index_bytes",     "created_ms",
+                            "offsets",       "times",       "first_timestamp", "max_timestamp",
+                            "max_timestamp_offset", "last_indexed_position", NULL};
+    PyObject *file;
+    long long base_offset, next_offset, interval, segment_bytes, segment_ms, index_bytes, created;
+    Py_buffer offsets, times;
+    long long first_timestamp, max_timestamp, max_timestamp_offset, last_indexed_position;
+    ls_module *module = ls_module_of_type(type);
+    if (module == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!$LLLLLLLy*y*LLLL:SegmentWriter", names,
+                                     module->file_type, &file, &base_offset, &next_offset,
+                                     &interval, &segment_bytes, &segment_ms, &index_bytes, &created,
+                                     &offsets, &times, &first_timestamp, &max_timestamp,
+                                     &max_timestamp_offset, &last_indexed_position)) {
+        return NULL;
+    }
+    SegmentWriterObject *self = (SegmentWriterObject *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->module = module;
+        self->file = (FileObject *)Py_NewRef(file);
+        ls_index_tracker_init(&self->index, base_offset, interval);
+        self->next_offset = next_offset;
+        self->first_timestamp = first_timestamp;
+        self->created_ms = created;
+        self->segment_bytes = segment_bytes;
+        self->segment_ms = segment_ms;
+        self->index_bytes = index_bytes;
+        self->index.max_timestamp = max_timestamp;
+        self->index.max_timestamp_offset = max_timestamp_offset;
+        self->index.last_indexed_position = last_indexed_position;
+        bool ok = ls_entries_copy(&self->index.offsets, offsets.buf, (size_t)offsets.len) &&
+                  ls_entries_copy(&self->index.times, times.buf, (size_t)times.len);
+        if (!ok) {
+            PyErr_NoMemory();
+            Py_CLEAR(self);
+        } else if (times.len >= LS_TIME_ENTRY_BYTES) {
+            const uint8_t *last = (const uint8_t *)times.buf + times.len - LS_TIME_ENTRY_BYTES;
+            self->index.last_time_entry = ls_load_i64(last);
+        }
+    }
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&times);
+    return (PyObject *)self;
+}
+
+static void segment_writer_dealloc(SegmentWriterObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    ls_index_tracker_free(&self->index);
+    Py_XDECREF(self->file);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Kafka's rule: roll before appending a set of this size, greatest time and last offset? */
+static bool should_roll(const SegmentWriterObject *self, int64_t size, int64_t max_timestamp,
+                        int64_t last_offset, int64_t now_ms)
+{
+    int64_t end = atomic_load_explicit(&self->file->end, memory_order_relaxed);
+    if (end == 0) {
+        /* An empty segment takes anything that its base offset can address. */
+        return last_offset - self->index.base_offset > INT32_MAX;
+    }
+    int64_t waited = self->first_timestamp >= 0 && max_timestamp >= 0
+                         ? max_timestamp - self->first_timestamp
+                         : now_ms - self->created_ms;
+    return size > self->segment_bytes - end || waited > self->segment_ms ||
+           (int64_t)self->index.offsets.size / LS_OFFSET_ENTRY_BYTES >=
+               self->index_bytes / LS_OFFSET_ENTRY_BYTES ||
+           (int64_t)self->index.times.size / LS_TIME_ENTRY_BYTES >=
+               self->index_bytes / LS_TIME_ENTRY_BYTES - 1 ||
+           last_offset - self->index.base_offset > INT32_MAX;
+}
+
+/* Index entries for what was just written.  A failed allocation only makes the index sparser. */
+static void track(SegmentWriterObject *self, const uint8_t *data, size_t size, int64_t position)
+{
+    for (size_t at = 0; at < size;) {
+        ls_batch batch;
+        ls_status status = ls_batch_parse(data + at, size - at, &batch);
+        if (status.code != LS_OK) {
+            return;                    /* cannot be: we made it */
+        }
+        if (position == 0 && at == 0) {
+            self->first_timestamp = batch.max_timestamp;
+        }
+        (void)ls_index_track(&self->index, &batch, position + (int64_t)at);
+        at += (size_t)batch.size;
+    }
+}
+
+static PyObject *raise_failed_write(SegmentWriterObject *self, ls_status status, int64_t end_offset)
+{
+    if (status.code != LS_E_UNDONE) {
+        return ls_raise(self->module, status, self->file->path, -1, -1);
+    }
+    PyObject *offsets = PyObject_CallFunction((PyObject *)&PyRange_Type, "LL",
+                                              (long long)self->next_offset, (long long)end_offset);
+    PyObject *args = Py_BuildValue("(s)", "a write failed half-way and could not be taken back");
+    PyObject *keywords = offsets == NULL ? NULL : Py_BuildValue("{s:O}", "offsets", offsets);
+    if (args != NULL && keywords != NULL) {
+        PyObject *error = PyObject_Call(self->module->indeterminate_error, args, keywords);
+        if (error != NULL) {
+            PyErr_SetObject(self->module->indeterminate_error, error);
+            Py_DECREF(error);
+        }
+    }
+    Py_XDECREF(offsets);
+    Py_XDECREF(args);
+    Py_XDECREF(keywords);
+    return NULL;
+}
+
+/* append(builder, leader_epoch, append_time, now_ms) -> bool: False when a roll must come first.
+ * On success the records have offsets from the old next_offset on, and readers see them. */
+static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *const *args,
+                                       Py_ssize_t count)
+{
+    if (count != 4 || !PyObject_TypeCheck(args[0], self->module->builder_type)) {
+        PyErr_SetString(PyExc_TypeError, "append(builder, leader_epoch, append_time, now_ms)");
+        return NULL;
+    }
+    BuilderObject *builder = (BuilderObject *)args[0];
+    long epoch = PyLong_AsLong(args[1]);
+    int64_t append_time = PyLong_AsLongLong(args[2]);
+    int64_t now_ms = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    ls_builder *arena = &builder->arena;
+    if (arena->open_count != 0) {
+        ls_builder_seal(arena, builder->codec);
+    }
+    if (arena->size == 0) {
+        Py_RETURN_TRUE;
+    }
+    int64_t max_timestamp = append_time >= 0 ? append_time : arena->arena_max_timestamp;
+    int64_t end_offset = self->next_offset + arena->records;
+    if (should_roll(self, (int64_t)arena->size, max_timestamp, end_offset - 1, now_ms)) {
+        Py_RETURN_FALSE;
+    }
+    if (!ls_file_pin(self->file)) {
+        return NULL;
+    }
+    int64_t position = atomic_load_explicit(&self->file->end, memory_order_relaxed);
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; the caller's lock guards builder and writer */
+    ls_batches_finish(arena->data, arena->size, self->next_offset, (int32_t)epoch, append_time);
+    status = ls_append(self->file->io, self->file->fd, arena->data, arena->size, position);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self->file);
+    if (status.code != LS_OK) {
+        return raise_failed_write(self, status, end_offset);
+    }
+    atomic_store_explicit(&self->file->end, position + (int64_t)arena->size, memory_order_release);
+    self->next_offset = end_offset;
+    track(self, arena->data, arena->size, position);
+    Py_RETURN_TRUE;
+}
+
+/* finish(): the final time entry, before the segment is sealed or closed. */
+static PyObject *segment_writer_finish(SegmentWriterObject *self, PyObject *Py_UNUSED(unused))
+{
+    if (ls_index_finish(&self->index) != LS_OK) {
+        return PyErr_NoMemory();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *segment_writer_offsets(SegmentWriterObject *self, PyObject *args)
+{
+    Py_ssize_t from = 0;
+    if (!PyArg_ParseTuple(args, "|n:offset_entries", &from)) {
+        return NULL;
+    }
+    Py_ssize_t size = (Py_ssize_t)self->index.offsets.size;
+    from = from < 0 || from > size ? size : from;
+    return PyBytes_FromStringAndSize((const char *)self->index.offsets.data + from, size - from);
+}
+
+static PyObject *segment_writer_times(SegmentWriterObject *self, PyObject *args)
+{
+    Py_ssize_t from = 0;
+    if (!PyArg_ParseTuple(args, "|n:time_entries", &from)) {
+        return NULL;
+    }
+    Py_ssize_t size = (Py_ssize_t)self->index.times.size;
+    from = from < 0 || from > size ? size : from;
+    return PyBytes_FromStringAndSize((const char *)self->index.times.data + from, size - from);
+}
+
+const ls_index_tracker *ls_segment_writer_index(PyObject *writer)
+{
+    return &((SegmentWriterObject *)writer)->index;
+}
+
+#define GETTER(name, expression)                                                                   \
+    static PyObject *segment_writer_get_##name(SegmentWriterObject *self,                          \
+                                               void *Py_UNUSED(closure))                           \
+    {                                                                                              \
+        return PyLong_FromLongLong((long long)(expression));                                       \
+    }
+GETTER(next_offset, self->next_offset)
+GETTER(first_timestamp, self->first_timestamp)
+GETTER(max_timestamp, self->index.max_timestamp)
+GETTER(max_timestamp_offset, self->index.max_timestamp_offset)
+GETTER(last_indexed_position, self->index.last_indexed_position)
+GETTER(offset_bytes, self->index.offsets.size)
+GETTER(time_bytes, self->index.times.size)
+
+static PyObject *segment_writer_get_file(SegmentWriterObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->file);
+}
+
+static PyMethodDef segment_writer_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))segment_writer_append, METH_FASTCALL,
+     PyDoc_STR("append(builder, leader_epoch, append_time, now_ms) -> bool")},
+    {"finish", (PyCFunction)segment_writer_finish, METH_NOARGS, PyDoc_STR("final time entry")},
+    {"offset_entries", (PyCFunction)segment_writer_offsets, METH_VARARGS,
+     PyDoc_STR("offset_entries(from_byte=0) -> bytes")},
+    {"time_entries", (PyCFunction)segment_writer_times, METH_VARARGS,
+     PyDoc_STR("time_entries(from_byte=0) -> bytes")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef segment_writer_getset[] = {
+    {"next_offset", (getter)segment_writer_get_next_offset, NULL, NULL, NULL},
+    {"first_timestamp", (getter)segment_writer_get_first_timestamp, NULL, NULL, NULL},
+    {"max_timestamp", (getter)segment_writer_get_max_timestamp, NULL, NULL, NULL},
+    {"max_timestamp_offset", (getter)segment_writer_get_max_timestamp_offset, NULL, NULL, NULL},
+    {"last_indexed_position", (getter)segment_writer_get_last_indexed_position, NULL, NULL, NULL},
+    {"offset_bytes", (getter)segment_writer_get_offset_bytes, NULL, NULL, NULL},
+    {"time_bytes", (getter)segment_writer_get_time_bytes, NULL, NULL, NULL},
+    {"file", (getter)segment_writer_get_file, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot segment_writer_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("Appends to the active segment; see segment_writer.c.")},
+    {Py_tp_new, segment_writer_new},
+    {Py_tp_dealloc, segment_writer_dealloc},
+    {Py_tp_methods, segment_writer_methods},
+    {Py_tp_getset, segment_writer_getset},
+    {0, NULL},
+};
+
+PyType_Spec ls_segment_writer_spec = {
+    .name = "logstore._native.SegmentWriter",
+    .basicsize = sizeof(SegmentWriterObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = segment_writer_slots,
+};

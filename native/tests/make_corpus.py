@@ -1,0 +1,197 @@
+"""Writes the fuzz seeds in corpus/: sound inputs, and the ways in which a file lies.
+
+    python native/tests/make_corpus.py
+
+Deterministic, so that a run changes nothing unless this file changed.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def varint(value: int) -> bytes:
+    zigzag = value << 1 if value >= 0 else (-value << 1) - 1
+    out = bytearray()
+    while zigzag >= 0x80:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    return bytes([*out, zigzag])
+
+
+def sized(data: bytes | None) -> bytes:
+    return varint(-1) if data is None else varint(len(data)) + data
+
+
+def record(
+    delta: int,
+    value: bytes | None = b"v",
+    key: bytes | None = None,
+    headers: tuple[tuple[bytes, bytes | None], ...] = (),
+    time: int = 0,
+) -> bytes:
+    body = b"\0" + varint(time) + varint(delta) + sized(key) + sized(value) + varint(len(headers))
+    body += b"".join(sized(name) + sized(content) for name, content in headers)
+    return varint(len(body)) + body
+
+
+def batch(
+    payload: bytes,
+    count: int,
+    *,
+    base: int = 0,
+    length: int | None = None,
+    last: int | None = None,
+    magic: int = 2,
+    attributes: int = 0,
+    crc: int | None = None,
+) -> bytes:
+    tail = struct.pack(
+        ">hiqqqhii", attributes, count - 1 if last is None else last, 1000, 2000, -1, -1, -1, count
+    )
+    tail += payload
+    crc = crc32c(tail) if crc is None else crc
+    length = len(tail) + 9 if length is None else length
+    return struct.pack(">qiibI", base, length, 0, magic, crc) + tail
+
+
+THREE = record(0, b"a") + record(1, b"bb", b"k") + record(2, None, b"k")
+HEADERS = record(0, b"x" * 40, b"key", ((b"h", b"1"), (b"", b""), (b"n", None)), time=5)
+ONE = batch(record(0), 1)
+
+BATCHES = {
+    "one_record": ONE,
+    "three_records": batch(THREE, 3),
+    "headers": batch(HEADERS, 1),
+    "no_records": batch(b"", 0, last=4),
+    "gap_in_offsets": batch(record(0) + record(9), 2, last=20),
+    "control": batch(record(0, b"\0\0\0\0\0\1", b"\0\0\0\1"), 1, attributes=0x30),
+    "codec_zstd": batch(b"\x28\xb5\x2f\xfd\x20\x01", 1, attributes=4),
+    "append_time": batch(THREE, 3, attributes=8),
+    "length_too_large": batch(THREE, 3, length=0x7FFFFFFF),
+    "length_one_more": batch(THREE, 3, length=len(batch(THREE, 3)) - 11),
+    "length_too_small": batch(THREE, 3, length=48),
+    "length_negative": batch(THREE, 3, length=-1),
+    "count_negative": batch(THREE, -1, last=2),
+    "count_beyond_offsets": batch(THREE, 3, last=1),
+    "count_huge": batch(THREE, 0x7FFFFFFF),
+    "offset_delta_negative": batch(THREE, 3, last=-1),
+    "base_offset_negative": batch(THREE, 3, base=-1),
+    "base_offset_largest": batch(THREE, 3, base=0x7FFFFFFFFFFFFFFF),
+    "magic_0": batch(THREE, 3, magic=0),
+    "magic_1": batch(THREE, 3, magic=1),
+    "magic_3": batch(THREE, 3, magic=3),
+    "checksum_wrong": batch(THREE, 3, crc=1),
+    "header_cut": ONE[:60],
+    "empty": b"",
+}
+
+
+def records_input(payload: bytes, count: int, last: int, flags: int = 0) -> bytes:
+    return struct.pack(">BHi", flags, count, last) + payload
+
+
+RECORDS = {
+    "one": records_input(record(0), 1, 0),
+    "three": records_input(THREE, 3, 2),
+    "headers": records_input(HEADERS, 1, 0),
+    "append_time": records_input(THREE, 3, 2, flags=1),
+    "large_value": records_input(record(0, b"z" * 300), 1, 0),
+    "times": records_input(record(0, time=-(1 << 40)) + record(1, time=1 << 62), 2, 1),
+    "none_but_bytes": records_input(THREE, 0, 2),
+    "more_than_claimed": records_input(THREE, 2, 2),
+    "fewer_than_claimed": records_input(THREE, 9, 20),
+    "offset_goes_back": records_input(record(1) + record(0), 2, 1),
+    "offset_beyond_batch": records_input(record(5), 1, 4),
+    "record_length_negative": records_input(varint(-5) + b"\0" * 8, 1, 0),
+    "record_length_zero": records_input(varint(0) + b"\0" * 8, 1, 0),
+    "record_length_too_large": records_input(varint(1 << 30) + record(0), 1, 0),
+    "record_length_one_less": records_input(varint(6) + record(0)[1:], 1, 0),
+    "key_length_lies": records_input(varint(8) + b"\0\0\0" + varint(1 << 30), 1, 0),
+    "value_length_lies": records_input(varint(9) + b"\0\0\0\1" + varint(1 << 30), 1, 0),
+    "header_count_negative": records_input(varint(6) + b"\0\0\0\1\1" + varint(-1), 1, 0),
+    "header_count_huge": records_input(varint(10) + b"\0\0\0\1\1" + varint(1 << 30), 1, 0),
+    "header_name_negative": records_input(varint(8) + b"\0\0\0\1\1\2\1\1", 1, 0),
+    "varint_overlong": records_input(b"\x8e\x80\x80\x80\x80\x80\x00" + b"\0" * 9, 1, 0),
+    "varint_five_bytes_too_big": records_input(b"\xff\xff\xff\xff\x7f" + b"\0" * 9, 1, 0),
+    "varint_padded": records_input(b"\x8e\x80\x00" + record(0)[1:], 1, 0),
+    "varint_unending": records_input(b"\xff" * 20, 1, 0),
+    "time_eleven_bytes": records_input(varint(20) + b"\0" + b"\x80" * 11 + b"\0" * 8, 1, 0),
+    "empty": records_input(b"", 1, 0),
+}
+
+
+def index_input(target: int, entries: list[tuple[int, int]], form: str = ">ii") -> bytes:
+    return struct.pack(">q", target) + b"".join(struct.pack(form, *entry) for entry in entries)
+
+
+SORTED = [(10, 100), (20, 300), (30, 700)]
+INDEXES = {
+    "empty": index_input(5, []),
+    "before_all": index_input(5, SORTED),
+    "on_an_entry": index_input(20, SORTED),
+    "between": index_input(25, SORTED),
+    "after_all": index_input(99, SORTED),
+    "half_an_entry": index_input(25, SORTED)[:-3],
+    "unsorted": index_input(25, [(30, 1), (10, 2), (20, 3), (-1, 4)]),
+    "equal": index_input(20, [(20, 1), (20, 2), (20, 3)]),
+    "zeroes": index_input(0, [(0, 0)] * 8),
+    "negative": index_input(-5, [(-10, -1), (-5, -1), (0x7FFFFFFF, 0x7FFFFFFF)]),
+    "times": index_input(1500, [(1000, 1), (1500, 2), (1 << 62, 3)], ">qi"),
+}
+
+
+def chain(*sizes: int, base: int = 0) -> bytes:
+    return b"".join(
+        batch(record(0, bytes([65 + i]) * size), 1, base=base + i) for i, size in enumerate(sizes)
+    )
+
+
+SEGMENTS = {
+    "whole": b"\0" + chain(10, 200, 30),
+    "short_reads": b"\7" + chain(10, 200, 30),
+    "torn_header": b"\0" + chain(10, 20) + ONE[:40],
+    "torn_body": b"\0" + chain(10, 200)[:-1],
+    "zeroes_behind": b"\0" + chain(10, 20) + b"\0" * 200,
+    "garbage_between": b"\0" + chain(10) + b"\xff" * 77 + chain(20, 30, base=1),
+    "bad_checksum_between": b"\0"
+    + chain(10)
+    + batch(record(0), 1, base=1, crc=0xEE000000)
+    + chain(20, 30, base=2),
+    "offsets_go_back": b"\0" + chain(10, 20) + chain(10),
+    "offset_far_from_base": b"\0" + chain(10) + chain(10, base=1 << 40),
+    "gap": b"\0" + chain(10) + chain(20, base=50),
+    "legacy_behind": b"\0" + chain(10) + batch(THREE, 3, magic=1, base=1),
+    "length_lies": b"\0" + chain(10) + batch(THREE, 3, base=1, length=0x7FFFFFFF) + chain(9, base=4),
+    "empty": b"\0",
+}
+
+
+def main() -> None:
+    for name, seeds in {
+        "batch": BATCHES,
+        "records": RECORDS,
+        "index": INDEXES,
+        "segment": SEGMENTS,
+    }.items():
+        folder = CORPUS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for seed, data in seeds.items():
+            (folder / seed).write_bytes(data)
+        print(f"{folder.relative_to(CORPUS.parent)}: {len(seeds)} seeds")
+
+
+if __name__ == "__main__":
+    main()

@@ -208,13 +208,13 @@ class Segment:
                 return record  # not reached when the damage is at this offset: this raises
             return None
 
-    def offset_for_time(self, timestamp: int) -> int | None:
-        """The first record, in offset order, that is not older than `timestamp`."""
+    def offset_for_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The first record from `start` on, in offset order, that is not older than `timestamp`."""
         if self.max_timestamp < timestamp:
             return None
+        # Up to and including that entry's offset every record is older.
         _, offset = self.time_index.lookup(timestamp - 1)
-        found = self.scan(offset, on_corrupt="skip").find_time(timestamp)
-        return found if found is None else int(found)
+        return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
 
     @property
     def offset_max(self) -> int:
@@ -260,11 +260,11 @@ class Segment:
             times = self._directory.read(segment_name(self.base_offset, ".timeindex"))
         except FileNotFoundError:
             contents = self.walk()
-            offsets, times = contents.offsets, self._final_times(contents)
+            offsets, times = contents.offsets, self.final_times(contents)
         self._offset_index = OffsetIndex(self.base_offset, _used(offsets, 8), max_bytes=most)
         self._time_index = TimeIndex(self.base_offset, _used(times, 12), max_bytes=most)
 
-    def _final_times(self, contents: SegmentContents) -> bytes:
+    def final_times(self, contents: SegmentContents) -> bytes:
         times = TimeIndex(self.base_offset, contents.times)
         if contents.max_timestamp > times.last_entry[0]:
             times.maybe_append(contents.max_timestamp, contents.max_timestamp_offset, final=True)
@@ -272,7 +272,7 @@ class Segment:
 
     def write_indexes(self, contents: SegmentContents, *, sync: bool) -> None:
         """Replace the index files of a segment that is not active by rebuilt ones."""
-        times = self._final_times(contents)
+        times = self.final_times(contents)
         self._directory.write(segment_name(self.base_offset, ".index"), contents.offsets, sync=sync)
         self._directory.write(segment_name(self.base_offset, ".timeindex"), times, sync=sync)
         self._offset_index = self._time_index = None

@@ -19,7 +19,7 @@ from logstore.testing.model import as_reference
 from logstore.testing.reference import ReferenceBatch, ReferenceRecord, read_log
 
 if TYPE_CHECKING:
-    from logstore import Columns, Partition
+    from logstore import Columns, Partition, Segment
 
 __all__ = ["check_invariants"]
 
@@ -100,69 +100,84 @@ def _check_files(partition: Partition) -> Iterator[ReferenceBatch]:
                 segment.end_offset == partition.end_offset,
                 f"{path.name} ends at {segment.end_offset}, the log at {partition.end_offset}",
             )
-        _check_offset_index(path.with_suffix(".index"), segment.base_offset, batches)
-        _check_time_index(path.with_suffix(".timeindex"), segment.base_offset, batches, last)
+        _check_indexes(path, segment, batches)
         yield from batches
 
 
-def _entries(path: Path, layout: struct.Struct) -> list[tuple[int, ...]]:
-    if not path.exists():  # made when first needed
-        return []
+def _check_indexes(path: Path, segment: Segment, batches: Sequence[ReferenceBatch]) -> None:
+    """The indexes as the segment has them and, once it is sealed, as their files have them.
+
+    While a segment is active its index files may lag behind.
+    """
+    base = segment.base_offset
+    offsets, times = list(segment.offset_index), list(segment.time_index)
+    _check_offset_index(f"{path.name} offset index", offsets, batches)
+    _check_time_index(f"{path.name} time index", times, batches, sealed=segment.sealed)
+    if segment.sealed:
+        held = [(base + offset, at) for offset, at in _entries(path, ".index", _OFFSET_ENTRY)]
+        _require(held == offsets, f"{path.name}: its .index holds {held}, not {offsets}")
+        held = [(at, base + offset) for at, offset in _entries(path, ".timeindex", _TIME_ENTRY)]
+        _require(held == times, f"{path.name}: its .timeindex holds {held}, not {times}")
+
+
+def _entries(path: Path, suffix: str, layout: struct.Struct) -> list[tuple[int, int]]:
+    path = path.with_suffix(suffix)
     data = path.read_bytes()
     _require(
         len(data) % layout.size == 0,
         f"{path.name} has {len(data)} bytes, which is no multiple of {layout.size}",
     )
-    return list(layout.iter_unpack(data))
+    return [(first, second) for first, second in layout.iter_unpack(data)]
 
 
-def _check_offset_index(path: Path, base: int, batches: Sequence[ReferenceBatch]) -> None:
+def _check_offset_index(
+    name: str, entries: Sequence[tuple[int, int]], batches: Sequence[ReferenceBatch]
+) -> None:
     """Who looks up an offset and scans on from the position found must not miss it."""
     at = {batch.position: batch for batch in batches}
     ends = {batch.last_offset for batch in batches}
     previous = -1, -1
-    for number, (relative, position) in enumerate(_entries(path, _OFFSET_ENTRY)):
-        where = f"{path.name} entry {number} ({base + relative}, {position})"
+    for number, (offset, position) in enumerate(entries):
+        where = f"{name}, entry {number} ({offset}, {position})"
         _require(
-            relative > previous[0] and position > previous[1],
-            f"{where} does not follow ({base + previous[0]}, {previous[1]})",
+            offset > previous[0] and position > previous[1], f"{where} does not follow {previous}"
         )
-        previous = relative, position
+        previous = offset, position
         _require(position in at, f"{where} points at no batch")
         first = at[position].base_offset
-        _require(
-            first <= base + relative, f"{where} points behind its offset: that batch has {first}"
-        )
-        _require(base + relative in ends, f"{where} names an offset that ends no batch")
+        _require(first <= offset, f"{where} points behind its offset: that batch has {first}")
+        _require(offset in ends, f"{where} names an offset that ends no batch")
 
 
 def _check_time_index(
-    path: Path, base: int, batches: Sequence[ReferenceBatch], active: bool
+    name: str,
+    entries: Sequence[tuple[int, int]],
+    batches: Sequence[ReferenceBatch],
+    *,
+    sealed: bool,
 ) -> None:
     """Each entry says: up to this batch, which is the first that late, nothing is later."""
     by_end = {batch.last_offset: number for number, batch in enumerate(batches)}
     previous = -1, -1
-    entries = _entries(path, _TIME_ENTRY)
-    for number, (timestamp, relative) in enumerate(entries):
-        where = f"{path.name} entry {number} ({timestamp}, {base + relative})"
+    for number, (timestamp, offset) in enumerate(entries):
+        where = f"{name}, entry {number} ({timestamp}, {offset})"
         _require(
-            timestamp > previous[0] and relative >= previous[1],
-            f"{where} does not follow ({previous[0]}, {base + previous[1]})",
+            timestamp > previous[0] and offset >= previous[1], f"{where} does not follow {previous}"
         )
-        previous = timestamp, relative
-        _require(base + relative in by_end, f"{where} names an offset that ends no batch")
-        batch = by_end[base + relative]
+        previous = timestamp, offset
+        _require(offset in by_end, f"{where} names an offset that ends no batch")
+        batch = by_end[offset]
         times = [other.max_timestamp for other in batches[: batch + 1]]
         _require(times[-1] == timestamp, f"{where} names a batch with the time {times[-1]}")
         _require(
             max(times[:-1], default=-1) < timestamp,
             f"{where} is not the first that late: {max(times[:-1], default=-1)} came before",
         )
-    if not active:
+    if sealed:
         latest = max((batch.max_timestamp for batch in batches), default=-1)
         _require(
             latest < 0 or previous[0] == latest,
-            f"{path.name} ends with time {previous[0]}, the sealed segment with {latest}",
+            f"{name} ends with time {previous[0]}, the sealed segment with {latest}",
         )
 
 
@@ -180,7 +195,20 @@ def _check_scans(partition: Partition, expected: Sequence[ReferenceRecord]) -> N
 
 
 def _rows(columns: Columns) -> Iterator[ReferenceRecord]:
-    raise NotImplementedError
+    offsets, timestamps = columns.offsets, columns.timestamps
+    keys, values = columns.keys, columns.values
+    assert offsets is not None
+    assert timestamps is not None
+    assert keys is not None
+    assert values is not None
+    for row in range(len(columns)):
+        yield ReferenceRecord(
+            value=values[row],
+            key=keys[row],
+            headers=columns.headers(row),
+            timestamp=int(timestamps[row]),
+            offset=int(offsets[row]),
+        )
 
 
 def _check_lookups(

@@ -229,6 +229,7 @@ void ls_builder_clear(ls_builder *builder)
     builder->open_count = 0;
     builder->records = 0;
     builder->arena_max_timestamp = -1;
+    builder->packed = false;
 }
 
 /* Room for `bytes` more, plus slack so that copies may overshoot by a vector. */

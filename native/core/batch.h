@@ -120,6 +120,7 @@ typedef struct {
     int64_t records;                   /* all records in the arena */
     int64_t arena_max_timestamp;       /* over all records in the arena, -1 if none */
     int32_t open_count;
+    bool packed;                       /* the sealed batches are compressed already */
 } ls_builder;
 
 void ls_builder_init(ls_builder *builder, size_t batch_bytes, size_t batch_bytes_max);

@@ -427,6 +427,7 @@ static bool compress_arena(BuilderObject *self)
         at += size;
     }
     if (ok) {
+        packed.packed = true;
         packed.records = arena->records;
         packed.arena_max_timestamp = arena->arena_max_timestamp;
         ls_builder_free(arena);
@@ -437,9 +438,14 @@ static bool compress_arena(BuilderObject *self)
     return ok;
 }
 
-/* take() -> Builder: a private builder with all records so far, sealed; this one starts anew. */
-static PyObject *builder_take(BuilderObject *self, PyObject *Py_UNUSED(unused))
+/* take(list): appends to the list a builder with all records so far, sealed; this one starts anew.
+ * Done in one step, so that an interrupt finds the records in one place or the other. */
+static PyObject *builder_take(BuilderObject *self, PyObject *list)
 {
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "take() needs a list");
+        return NULL;
+    }
     PyTypeObject *type = self->module->builder_type;
     BuilderObject *taken = (BuilderObject *)type->tp_alloc(type, 0);
     if (taken == NULL) {
@@ -450,10 +456,17 @@ static PyObject *builder_take(BuilderObject *self, PyObject *Py_UNUSED(unused))
     taken->codec = self->codec;
     taken->generation = self->generation;
     taken->arena_bytes = self->arena_bytes;
+    ls_builder_init(&taken->arena, self->arena.batch_bytes, self->arena.batch_bytes_max);
+    if (PyList_Append(list, (PyObject *)taken) < 0) {
+        Py_DECREF(taken);
+        return NULL;
+    }
     ls_builder_seal(&self->arena, self->codec);
+    ls_builder empty = taken->arena;
     taken->arena = self->arena;
-    ls_builder_init(&self->arena, taken->arena.batch_bytes, taken->arena.batch_bytes_max);
-    return (PyObject *)taken;
+    self->arena = empty;
+    Py_DECREF(taken);
+    Py_RETURN_NONE;
 }
 
 /* put_back(taken): the memory of a written builder serves again. */
@@ -474,24 +487,35 @@ static PyObject *builder_put_back(BuilderObject *self, PyObject *other)
     Py_RETURN_NONE;
 }
 
-/* seal(): closes the open batch and compresses; for a builder that only one thread uses. */
+/* seal(): closes the open batch and compresses; for a builder that only one thread uses.  May be
+ * repeated: what is compressed stays as it is. */
 static PyObject *builder_seal(BuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     ls_builder_seal(&self->arena, self->codec);
+    if (self->arena.packed) {
+        Py_RETURN_NONE;
+    }
     if (self->codec != LS_CODEC_NONE && self->arena.size != 0 && !compress_arena(self)) {
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *builder_clear_records(BuilderObject *self, PyObject *Py_UNUSED(unused))
+/* finish(base_offset, leader_epoch, append_time) -> bytes: the sealed batches, ready for a log. */
+static PyObject *builder_finish(BuilderObject *self, PyObject *args)
 {
-    /* One huge record must not pin its memory for ever. */
-    if (self->arena.capacity > 4 * self->arena_bytes + (1 << 20)) {
-        ls_builder_free(&self->arena);
+    long long base_offset, append_time;
+    int leader_epoch;
+    if (!PyArg_ParseTuple(args, "LiL:_finish", &base_offset, &leader_epoch, &append_time)) {
+        return NULL;
     }
-    ls_builder_clear(&self->arena);
-    Py_RETURN_NONE;
+    ls_builder *arena = &self->arena;
+    if (arena->open_count != 0) {
+        PyErr_SetString(PyExc_ValueError, "seal the builder first");
+        return NULL;
+    }
+    ls_batches_finish(arena->data, arena->size, base_offset, leader_epoch, append_time);
+    return PyBytes_FromStringAndSize((const char *)arena->data, (Py_ssize_t)arena->size);
 }
 
 static PyObject *builder_close(BuilderObject *self, PyObject *Py_UNUSED(unused))
@@ -516,13 +540,14 @@ static PyMethodDef builder_methods[] = {
                "Add one record to the open batch.")},
     {"extend", (PyCFunction)builder_extend, METH_O,
      PyDoc_STR("extend($self, records, /)\n--\n\nAdd many: bytes or Record.")},
-    {"_take", (PyCFunction)builder_take, METH_NOARGS,
-     PyDoc_STR("Take all records away, into a builder of their own.")},
+    {"_take", (PyCFunction)builder_take, METH_O,
+     PyDoc_STR("Take all records away, into a builder of their own in a list.")},
     {"_put_back", (PyCFunction)builder_put_back, METH_O,
      PyDoc_STR("Reuse the memory of a builder that take() gave.")},
     {"_seal", (PyCFunction)builder_seal, METH_NOARGS,
      PyDoc_STR("Close the open batch, and compress.")},
-    {"_clear", (PyCFunction)builder_clear_records, METH_NOARGS, PyDoc_STR("Forget all records.")},
+    {"_finish", (PyCFunction)builder_finish, METH_VARARGS,
+     PyDoc_STR("The sealed batches as bytes, with their place in a log.")},
     {"_close", (PyCFunction)builder_close, METH_NOARGS, PyDoc_STR("Refuse further records.")},
     {NULL, NULL, 0, NULL},
 };

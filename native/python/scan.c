@@ -740,6 +740,11 @@ static PyObject *scan_get_skipped(SegmentScanObject *self, void *Py_UNUSED(closu
     return PyList_AsTuple(self->skipped);
 }
 
+static PyObject *scan_get_path(SegmentScanObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->file->path);
+}
+
 static PyMethodDef scan_methods[] = {
     {"fill", (PyCFunction)scan_fill, METH_O, PyDoc_STR("fill(columns) -> bool: whether full")},
     {"next_raw", (PyCFunction)scan_next_raw, METH_NOARGS,
@@ -755,6 +760,7 @@ static PyGetSetDef scan_getset[] = {
     {"next_offset", (getter)scan_get_next_offset, NULL, NULL, NULL},
     {"position", (getter)scan_get_position, NULL, NULL, NULL},
     {"skipped", (getter)scan_get_skipped, NULL, NULL, NULL},
+    {"path", (getter)scan_get_path, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -79,7 +79,7 @@ static void segment_writer_dealloc(SegmentWriterObject *self)
 
 /* Kafka's rule: roll before appending a set of this size, greatest time and last offset? */
 static bool should_roll(const SegmentWriterObject *self, int64_t size, int64_t max_timestamp,
-                        int64_t last_offset, int64_t now_ms)
+                        int64_t last_offset, int64_t now_ms)   /* now_ms -1: the system's clock */
 {
     int64_t end = atomic_load_explicit(&self->file->end, memory_order_relaxed);
     if (end == 0) {
@@ -88,7 +88,7 @@ static bool should_roll(const SegmentWriterObject *self, int64_t size, int64_t m
     }
     int64_t waited = self->first_timestamp >= 0 && max_timestamp >= 0
                          ? max_timestamp - self->first_timestamp
-                         : now_ms - self->created_ms;
+                         : (now_ms < 0 ? ls_now_ms() : now_ms) - self->created_ms;
     return size > self->segment_bytes - end || waited > self->segment_ms ||
            (int64_t)self->index.offsets.size / LS_OFFSET_ENTRY_BYTES >=
                self->index_bytes / LS_OFFSET_ENTRY_BYTES ||
@@ -153,12 +153,14 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
         return NULL;
     }
     ls_builder *arena = &builder->arena;
-    if (arena->open_count != 0) {
-        ls_builder_seal(arena, builder->codec);
-    }
     if (arena->size == 0) {
         Py_RETURN_TRUE;
     }
+    if (builder->codec != LS_CODEC_NONE && !arena->packed) {
+        PyErr_SetString(PyExc_SystemError, "batches must be sealed before they are appended");
+        return NULL;
+    }
+    ls_builder_seal(arena, LS_CODEC_NONE);
     int64_t max_timestamp = append_time >= 0 ? append_time : arena->arena_max_timestamp;
     int64_t end_offset = self->next_offset + arena->records;
     if (should_roll(self, (int64_t)arena->size, max_timestamp, end_offset - 1, now_ms)) {
@@ -180,6 +182,12 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     atomic_store_explicit(&self->file->end, position + (int64_t)arena->size, memory_order_release);
     self->next_offset = end_offset;
     track(self, arena->data, arena->size, position);
+    /* An empty builder says that its records are in the log: whoever was interrupted can tell, and
+     * writing it once more writes nothing. */
+    if (arena->capacity > 2 * builder->arena_bytes + (2 << 20)) {
+        ls_builder_free(arena);        /* one huge record must not pin its memory for ever */
+    }
+    ls_builder_clear(arena);
     Py_RETURN_TRUE;
 }
 

@@ -174,7 +174,10 @@ SEGMENTS = {
     "offset_far_from_base": b"\0" + chain(10) + chain(10, base=1 << 40),
     "gap": b"\0" + chain(10) + chain(20, base=50),
     "legacy_behind": b"\0" + chain(10) + batch(THREE, 3, magic=1, base=1),
-    "length_lies": b"\0" + chain(10) + batch(THREE, 3, base=1, length=0x7FFFFFFF) + chain(9, base=4),
+    "length_lies": b"\0"
+    + chain(10)
+    + batch(THREE, 3, base=1, length=0x7FFFFFFF)
+    + chain(9, base=4),
     "empty": b"\0",
 }
 

@@ -1,0 +1,61 @@
+"""Sizes: how much work a bar does.  Ratios are only worth reading from a `FULL` run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    rounds: int  # timed rounds after one warm-up; the best one counts
+    records: int  # bulk writes and scans
+    single_appends: int  # one write(2) each
+    synced_appends: int  # one fdatasync(2) each, per round
+    slow_puts: int  # for peers below 0.1 M records/s
+    lookups: int
+    segments: int
+    unclean_bytes: int
+    sealed_bytes: int
+    scan_bytes: int
+    document_bytes: int
+    burst_bytes: int
+    growth_bytes: int
+    growth_records: tuple[int, int]
+
+
+FULL = Sizes(
+    rounds=5,
+    records=1_000_000,
+    single_appends=200_000,
+    synced_appends=1_000,
+    slow_puts=2_000,
+    lookups=50_000,
+    segments=1_000,
+    unclean_bytes=GIB,
+    sealed_bytes=64 * MIB,
+    scan_bytes=2 * GIB,
+    document_bytes=64 * MIB,
+    burst_bytes=256 * MIB,
+    growth_bytes=10 * GIB,
+    growth_records=(1_000_000, 10_000_000),
+)
+
+QUICK = Sizes(
+    rounds=2,
+    records=50_000,
+    single_appends=10_000,
+    synced_appends=100,
+    slow_puts=200,
+    lookups=5_000,
+    segments=100,
+    unclean_bytes=16 * MIB,
+    sealed_bytes=4 * MIB,
+    scan_bytes=128 * MIB,
+    document_bytes=8 * MIB,
+    burst_bytes=8 * MIB,
+    growth_bytes=64 * MIB,
+    growth_records=(10_000, 100_000),
+)

@@ -1,0 +1,74 @@
+"""logstore: Kafka's log as a Python library.
+
+>>> from logstore import Partition                                              # doctest: +SKIP
+>>> with Partition.open("data/orders-0") as log:                                # doctest: +SKIP
+...     log.append(b"hello")
+0
+"""
+
+from logstore.clock import Clock, ManualClock, SystemClock
+from logstore.config import ConfigError, PartitionConfig
+from logstore.errors import (
+    ClosedError,
+    CorruptLogError,
+    DiskFullError,
+    ForkedHandleError,
+    IndeterminateAppendError,
+    InterruptedAppendError,
+    InvalidNameError,
+    InvalidRecordError,
+    LockedError,
+    LogStoreError,
+    NotALogError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    RecordNotFoundError,
+    RecordTooLargeError,
+    UnsupportedFormatError,
+)
+from logstore.index import OffsetIndex, TimeIndex
+from logstore.partition import Partition
+from logstore.record import BytesColumn, Columns, Record
+from logstore.recovery import Damage, RecoveryReport, TornTail
+from logstore.scan import Scan, Skipped
+from logstore.segment import Segment
+from logstore.writer import Writer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BytesColumn",
+    "Clock",
+    "ClosedError",
+    "Columns",
+    "ConfigError",
+    "CorruptLogError",
+    "Damage",
+    "DiskFullError",
+    "ForkedHandleError",
+    "IndeterminateAppendError",
+    "InterruptedAppendError",
+    "InvalidNameError",
+    "InvalidRecordError",
+    "LockedError",
+    "LogStoreError",
+    "ManualClock",
+    "NotALogError",
+    "OffsetIndex",
+    "OffsetOutOfRangeError",
+    "Partition",
+    "PartitionConfig",
+    "ReadOnlyError",
+    "Record",
+    "RecordNotFoundError",
+    "RecordTooLargeError",
+    "RecoveryReport",
+    "Scan",
+    "Segment",
+    "Skipped",
+    "SystemClock",
+    "TimeIndex",
+    "TornTail",
+    "UnsupportedFormatError",
+    "Writer",
+]

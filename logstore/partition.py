@@ -1,0 +1,1026 @@
+"""Partition: an ordered, durable sequence of records in one directory.
+
+Ordered segments, the last of which is appended to.  One lock serialises appends, rolls and cuts;
+readers take none: they use an immutable snapshot of the segments, and go no further into a file
+than what was published after it was written.
+
+Three outcomes of an append, never more: an offset; an exception, and provably nothing in the log;
+or IndeterminateAppendError with the offsets in question.
+
+Not here: topics and partitioning by key (Store), who reads what (Consumer), retention rules.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import datetime
+import logging
+import os
+import random
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast, overload
+
+from logstore import _native, codecs
+from logstore._files import (
+    SEGMENT_SUFFIXES,
+    Directory,
+    DirectoryLock,
+    boot_id,
+    parse_partition_name,
+    segment_name,
+)
+from logstore.checkpoint import (
+    DurableMark,
+    PartitionState,
+    read_leader_epochs,
+    write_leader_epochs,
+)
+from logstore.clock import Clock, SystemClock
+from logstore.commit import GroupCommit
+from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.errors import (
+    ClosedError,
+    ForkedHandleError,
+    IndeterminateAppendError,
+    InterruptedAppendError,
+    InvalidRecordError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    RecordNotFoundError,
+)
+from logstore.record import Record
+from logstore.recovery import LoadedLog, RecoveryProgress, RecoveryReport, TruncationPlan, load
+from logstore.scan import Scan
+from logstore.segment import Segment, SegmentContents, empty_contents
+from logstore.writer import Writer, buffer_sizes, codec_number
+
+__all__ = ["Partition"]
+
+log = logging.getLogger("logstore.partition")
+
+EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded bytes
+BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next batch
+WARM_SEGMENTS = 32  # sealed segments that keep descriptor and indexes in memory
+UNSYNCED_SEGMENTS = 4  # sealed files that durability="os" may leave to the kernel
+POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
+
+_open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
+
+
+class _Batches(_native.Builder):
+    """Records of one append() or extend(), on their way into the log."""
+
+    partition: Partition
+    offsets: range  # what has been, or is just being, written
+    holds_lock: bool
+
+    def _hand_over(self) -> None:
+        """Write what is there.  The lock is kept until the last piece: one extend, one range."""
+        partition = self.partition
+        self._seal()
+        if not self.holds_lock:
+            partition._lock.acquire()
+            self.holds_lock = True
+        end = partition._next_offset()
+        self.offsets = range(self.offsets.start if self.offsets else end, end + self._records)
+        partition._write_locked(self)
+
+    def release_lock(self) -> None:
+        if self.holds_lock:
+            self.holds_lock = False
+            self.partition._lock.release()
+
+    @property
+    def written(self) -> range:
+        """The offsets that are in the log for certain: an emptied builder was written."""
+        return range(self.offsets.start, self.offsets.stop - self._records)
+
+
+class Partition:
+    """One partition of a topic: a directory named ``topic-N``.
+
+    Threads share a Partition freely; one process at a time may have it open for writing, any number
+    with ``readonly=True``.
+    """
+
+    def __init__(self, directory: Directory, *, readonly: bool, durability: str,
+                 config: PartitionConfig, clock: Clock | None) -> None:  # fmt: skip
+        """Use `Partition.open`."""
+        self.topic, self.number = parse_partition_name(directory.path.absolute().name)
+        self._fsync = wants_fsync(durability)
+        self._durability = durability
+        self._directory = directory
+        self._config = config
+        self._clock: Clock = clock or SystemClock()
+        # None lets C ask the system's clock, which is much faster than calling back.
+        self._ask_time = None if isinstance(self._clock, SystemClock) else self._clock.time_ms
+        self._readonly = readonly
+        self._append_time = config.message_timestamp_type == "LogAppendTime"
+        self._last_append_time = 0
+        self._lock = threading.RLock()
+        self._appended = threading.Condition(threading.Lock())
+        self._followers = 0
+        self._spare: list[_Batches] = []
+        self._warm: collections.OrderedDict[int, Segment] = collections.OrderedDict()
+        self._unsynced: list[_native.File] = []
+        self._unsynced_directory = False
+        self._checkpoint_due = False
+        self._closed = False
+        self._forked = False
+        self._failure: BaseException | None = None
+        self._owner: DirectoryLock | None = None
+        self._mark: DurableMark | None = None
+        self._writer: _native.SegmentWriter | None = None
+        self._segments: tuple[Segment, ...] = ()
+        self._bases: list[int] = []
+        self._start_offset = 0
+        self._dense_from = 0
+        self._recovery_point = 0
+        self._epoch = 0
+        self._commit = GroupCommit(self._sync_written, 0)
+        self._codec = codec_number(None, config)
+        self.recovery = RecoveryReport()
+
+    # ---- opening and closing ----
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        create: bool = True,
+        durability: str = "fsync",
+        config: PartitionConfig | Mapping[str, Any] | None = None,
+        clock: Clock | None = None,
+        progress: RecoveryProgress | None = None,
+    ) -> Partition:
+        """Open a partition directory, creating it if it is missing.
+
+        After a crash the unchecked end of the log is verified and repaired; `progress` is called
+        with (bytes checked, bytes in all), and ``partition.recovery`` tells what was found.
+        Raises LockedError when another handle has it open for writing, FileNotFoundError when it is
+        missing and may not be created, NotALogError, InvalidNameError.
+        """
+        path = Path(path)
+        parse_partition_name(path.absolute().name)
+        settings = PartitionConfig.of(config)
+        wants_fsync(durability)
+        directory = Directory(path, create=create and not readonly)
+        self = cls(directory, readonly=readonly, durability=durability, config=settings,
+                   clock=clock)  # fmt: skip
+        try:
+            if not readonly:
+                self._owner = DirectoryLock(directory)
+            self._load(progress)
+        except BaseException:
+            self._drop()
+            raise
+        _open_partitions.add(self)
+        return self
+
+    def _make_segment(self, base_offset: int, dense: bool) -> Segment:
+        return Segment(self._directory, base_offset, topic=self.topic, number=self.number,
+                       config=self._config, dense=dense)  # fmt: skip
+
+    def _load(self, progress: RecoveryProgress | None) -> None:
+        loaded = load(
+            self._directory, self._make_segment, readonly=self._readonly, progress=progress
+        )
+        self.recovery = loaded.report
+        self._start_offset = loaded.start_offset
+        self._dense_from = loaded.dense_from
+        self._recovery_point = loaded.recovery_point
+        if self._readonly:
+            self._load_readonly(loaded)
+        else:
+            self._load_writable(loaded)
+
+    def _load_readonly(self, loaded: LoadedLog) -> None:
+        active = loaded.segments[-1]
+        with contextlib.suppress(FileNotFoundError):  # a directory without any segment yet
+            active.file.end = loaded.contents.position
+        active.seen_end_offset = loaded.contents.next_offset
+        self._commit.durable_offset = loaded.durable_offset
+        self._publish(loaded.segments)
+
+    def _load_writable(self, loaded: LoadedLog) -> None:
+        epochs = read_leader_epochs(self._directory)
+        active = loaded.segments[-1]
+        created = not self._directory.exists(segment_name(active.base_offset, ".log"))
+        if created:
+            self._create_log_file(active.base_offset)
+        if not epochs:
+            epochs = [(0, loaded.start_offset)]
+            write_leader_epochs(self._directory, epochs)
+        self._epoch = max(0, epochs[-1][0])
+        self._mark = DurableMark(self._directory)
+        self._publish(loaded.segments)
+        self._activate(active, loaded.contents)
+        if loaded.needs_roll:
+            self._roll_locked(loaded.contents.next_offset)
+        self._commit.durable_offset = loaded.durable_offset
+        # Before anything can change: from now on a crash finds "not clean".
+        self._write_state(clean=False, sync=True)
+        if not loaded.report.clean or created:
+            # What recovery kept was perhaps never synced; make its acceptance durable.
+            self._unsynced_directory = True
+            self._commit.wait_for(self._next_offset(), loaded.durable_offset)
+        self._mark.write(self._commit.durable_offset)
+
+    def _create_log_file(self, base_offset: int) -> None:
+        name = segment_name(base_offset, ".log")
+        try:
+            self._directory.open(name, write=True, create=True, exclusive=True).close()
+        except FileExistsError:
+            if self._directory.size(name):
+                raise
+        self._unsynced_directory = True
+
+    def _activate(self, segment: Segment, contents: SegmentContents) -> None:
+        jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
+        segment.activate(
+            contents,
+            now_ms=self._clock.time_ms(),
+            jitter_ms=random.randrange(jitter) if jitter else 0,
+        )
+        self._writer = segment.writer
+
+    def _publish(self, segments: Iterable[Segment]) -> None:
+        """Replace the snapshot that readers use."""
+        ordered = tuple(segments)
+        self._bases = [segment.base_offset for segment in ordered]
+        self._segments = ordered
+
+    def _write_state(self, *, clean: bool, sync: bool) -> None:
+        active = self._segments[-1]
+        assert active.writer is not None
+        PartitionState(
+            clean=clean,
+            boot=boot_id(),
+            recovery_point=self._recovery_point,
+            start_offset=self._start_offset,
+            end_offset=active.end_offset,
+            dense_from=self._dense_from,
+            segments=len(self._segments),
+            active_base=active.base_offset,
+            active_bytes=active.size_bytes,
+            first_timestamp=active.writer.first_timestamp,
+        ).write(self._directory, sync=sync)
+
+    def close(self) -> None:
+        """Make everything durable and give the directory back.  Closing twice is harmless.
+
+        Scans and appends of other threads then raise ClosedError.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._writer is not None and self._failure is None and not self._forked:
+                    self._close_cleanly()
+            finally:
+                self._drop()
+        with self._appended:
+            self._appended.notify_all()
+
+    def _close_cleanly(self) -> None:
+        end = self._next_offset()
+        active = self._segments[-1]
+        active.flush_indexes(sync=True, final=True)
+        self._unsynced_directory = True
+        self._commit.wait_for(end, end)
+        self._sync_written()
+        self._recovery_point = end
+        self._write_state(clean=True, sync=True)
+
+    def _drop(self) -> None:
+        """Close all descriptors; nothing is written."""
+        self._writer = None
+        for segment in self._segments:
+            if segment._file is not None:
+                segment._file.close()
+            segment.writer = None
+        if self._mark is not None:
+            self._mark.close()
+        self._directory.close()
+        if self._owner is not None:
+            self._owner.release()
+        _open_partitions.discard(self)
+
+    def _abandon_in_child(self) -> None:
+        """After fork: locks may be held by threads that do not exist here; the files are not ours.
+
+        Only descriptors are closed, so that the parent's lock does not outlive the parent here.
+        """
+        self._forked = True
+        self._writer = None
+        self._lock = threading.RLock()
+        self._appended = threading.Condition(threading.Lock())
+        if self._owner is not None:
+            self._owner.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_writer") is not None and not self._closed:
+            warnings.warn(
+                f"{self!r} was dropped without close(): the next open will check its end",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Partition {self.name} closed>"
+        mode = " readonly" if self._readonly else ""
+        segments = self._segments
+        end = segments[-1].end_offset if segments else 0
+        return f"<Partition {self.name} [{self._start_offset}, {end}){mode}>"
+
+    # ---- what it is ----
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory.path
+
+    @property
+    def name(self) -> str:
+        """``topic-N``."""
+        return f"{self.topic}-{self.number}"
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def readonly(self) -> bool:
+        return self._readonly
+
+    @property
+    def config(self) -> PartitionConfig:
+        return self._config
+
+    @property
+    def durability(self) -> str:
+        """The level an append has when it names none: "fsync" or "os"."""
+        return self._durability
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that can be read."""
+        if self._readonly:
+            self._refresh()
+        return self._start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset the next record will get."""
+        writer = self._writer
+        if writer is not None:
+            return writer.next_offset
+        if self._readonly and not self._closed:
+            self._refresh()
+        self._check_usable()
+        return self._segments[-1].end_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below this is on stable storage."""
+        if self._readonly and not self._closed:
+            return max(DurableMark.read(self._directory), self._recovery_point)
+        return self._commit.durable_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """What consumers may read: without replicas, all of it."""
+        return self.end_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """What read_committed consumers may read."""
+        return self.end_offset
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments as they are now; the last is the one appended to."""
+        if self._readonly:
+            self._refresh()
+        return self._segments
+
+    def _next_offset(self) -> int:
+        if self._writer is None:
+            self._refuse()
+        return cast(_native.SegmentWriter, self._writer).next_offset
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise ForkedHandleError(
+                f"{self.name} was opened before a fork: open it again in this process "
+                f"(one process may write, any number may use readonly=True)"
+            )
+        if self._closed:
+            raise ClosedError(f"{self.name} is closed")
+
+    def _refuse(self) -> None:
+        """Why nothing can be appended here.  Always raises."""
+        self._check_usable()
+        if self._readonly:
+            raise ReadOnlyError(f"{self.name} was opened with readonly=True")
+        raise ClosedError(f"{self.name} cannot be appended to: {self._failure}; open it again")
+
+    # ---- appending ----
+
+    def _batches(self) -> _Batches:
+        """An empty builder; they are reused, because fresh memory is slow."""
+        with contextlib.suppress(IndexError):
+            return self._spare.pop()
+        batches = _Batches(
+            **buffer_sizes(self._config, self._config.max_message_bytes, EXTEND_BYTES),
+            codec=self._codec,
+            before_max_ms=self._config.message_timestamp_before_max_ms,
+            after_max_ms=self._config.message_timestamp_after_max_ms,
+            clock=self._ask_time,
+            compress=codecs.compress,
+        )
+        batches.partition = self
+        batches.offsets = range(0)
+        batches.holds_lock = False
+        return batches
+
+    def _write_locked(self, batches: _native.Builder) -> range:
+        """Append sealed batches behind the last record; roll first if they do not fit."""
+        writer = self._writer
+        if writer is None or self._failure is not None:
+            self._refuse()
+            raise AssertionError("unreachable")
+        append_time = self._time_of_append() if self._append_time else -1
+        now = -1 if self._ask_time is None else self._ask_time()
+        first = writer.next_offset
+        try:
+            if not writer.append(batches, self._epoch, append_time, now):
+                self._roll_locked(first)
+                writer = cast(_native.SegmentWriter, self._writer)
+                if not writer.append(batches, self._epoch, append_time, now):
+                    raise InvalidRecordError(f"{batches._size_bytes} bytes do not fit a segment")
+        except IndeterminateAppendError as error:
+            self._failure = error
+            raise
+        if self._followers:
+            with self._appended:
+                self._appended.notify_all()
+        return range(first, writer.next_offset)
+
+    def _time_of_append(self) -> int:
+        # A clock that steps back must not make the log's own times decrease.
+        self._last_append_time = max(self._last_append_time, self._clock.time_ms())
+        return self._last_append_time
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: int | datetime.datetime | None = None,
+        durability: str | None = None,
+    ) -> int:
+        """Append one record and return its offset, once it is as durable as asked for.
+
+        Raises RecordTooLargeError, InvalidRecordError, TypeError for what can never be stored;
+        DiskFullError with nothing appended; IndeterminateAppendError when it cannot be known.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        try:
+            batches = self._spare.pop()
+        except IndexError:
+            batches = self._batches()
+        batches.append(value, key=key, headers=headers, timestamp=timestamp)
+        if self._codec:
+            batches._seal()
+        first = -1
+        try:
+            with self._lock:
+                writer = self._writer
+                if writer is not None:
+                    first = writer.next_offset
+                self._write_locked(batches)
+            self._spare.append(batches)
+            if fsync:
+                self._commit.wait_for(first + 1, first)
+        except KeyboardInterrupt as interrupt:
+            if batches._records == 0:
+                raise InterruptedAppendError(
+                    "interrupted", offsets=range(first, first + 1)
+                ) from interrupt
+            raise
+        return first
+
+    def extend(
+        self, records: Iterable[bytes | Record], *, durability: str | None = None
+    ) -> range:
+        """Append many records, bytes or Record, and return their offsets.  One fsync for all.
+
+        All or nothing up to 16 MiB; up to max.message.bytes it is a single batch, and then whole
+        or absent after a crash as well.  More is written in pieces, in order: if one of them
+        fails, those before it are in the log.  Use `writer` for an endless stream.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        self._check_usable()
+        batches = self._batches()
+        batches.offsets = range(0)
+        try:
+            try:
+                batches.extend(records)
+                batches._hand_over()
+            finally:
+                batches.release_lock()
+            offsets = batches.offsets
+            self._spare.append(batches)
+            if fsync and offsets:
+                self._commit.wait_for(offsets.stop, offsets.start)
+        except KeyboardInterrupt as interrupt:
+            if batches.written:
+                raise InterruptedAppendError(
+                    "interrupted", offsets=batches.written
+                ) from interrupt
+            raise
+        return offsets
+
+    def writer(
+        self,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        linger: float | None = 1.0,
+        durability: str | None = None,
+    ) -> Writer:
+        """A buffered writer: millions of records a second, in batches of `batch_bytes`.
+
+        `compression`: none, gzip, snappy, lz4 or zstd.  `linger`: seconds after which a partly
+        filled buffer is handed over anyway; None leaves that to `flush` and `close`.  With
+        durability="fsync", `flush` and `close` (and the linger time) end with an fsync.
+        """
+        self._next_offset()
+        return Writer(
+            self,
+            self._config,
+            self._ask_time,
+            batch_bytes=batch_bytes,
+            compression=compression,
+            compression_level=compression_level,
+            linger=linger,
+            durability=self._durability if durability is None else durability,
+        )
+
+    def write_batches(self, batches: _native.Builder) -> range:
+        """Append the batches of a builder; for Writer."""
+        batches._seal()
+        with self._lock:
+            return self._write_locked(batches)
+
+    # ---- durability ----
+
+    def make_durable(self, offsets: range) -> None:
+        """Return when everything below the end of the range is on stable storage."""
+        self._commit.wait_for(offsets.stop, offsets.start)
+
+    def sync(self) -> None:
+        """Make all records so far durable, whatever their durability level was."""
+        with self._lock:
+            end = self._next_offset()
+            self._segments[-1].flush_indexes()
+        self._commit.wait_for(end, self._commit.durable_offset)
+
+    def _sync_written(self) -> int:
+        """Sync every file with unsynced bytes; the end offset that is durable now."""
+        with self._lock:
+            end = self._segments[-1].end_offset
+            files = [*self._unsynced, self._segments[-1].file]
+            self._unsynced = []
+            directory, self._unsynced_directory = self._unsynced_directory, False
+            checkpoint, self._checkpoint_due = self._checkpoint_due, False
+            base = self._segments[-1].base_offset
+        try:
+            for file in files:
+                file.datasync()
+            if directory:
+                self._directory.sync()
+        except OSError as error:
+            self._failure = error
+            raise
+        if self._mark is not None:
+            self._mark.write(end)
+        if checkpoint:
+            with self._lock:
+                if not self._closed:
+                    self._recovery_point = max(self._recovery_point, base)
+                    self._write_state(clean=False, sync=True)
+        return end
+
+    # ---- rolling and cutting ----
+
+    def roll(self) -> None:
+        """Seal the active segment and start a new one.  Nothing to do when it is empty."""
+        with self._lock:
+            end = self._next_offset()
+            if self._segments[-1].size_bytes:
+                self._roll_locked(end)
+
+    def _roll_locked(self, base_offset: int) -> None:
+        """Start a segment at `base_offset`.
+
+        Nothing is synced here: whoever asks for durability next syncs the old file, the new one and
+        the directory before it is told so.
+        """
+        old = self._segments[-1]
+        assert old.writer is not None
+        if old.base_offset == base_offset:
+            raise InvalidRecordError(f"the segment at {base_offset} is empty and cannot be rolled")
+        self._create_log_file(base_offset)
+        old.flush_indexes(final=True)
+        self._unsynced.append(old.file)
+        new = self._make_segment(base_offset, base_offset >= self._dense_from)
+        self._activate(new, empty_contents(base_offset))
+        old.seal(base_offset)
+        self._checkpoint_due = True
+        self._publish((*self._segments, new))
+        self._keep_warm(old)
+        log.info("%s rolled at offset %d", self.name, base_offset)
+        while len(self._unsynced) > UNSYNCED_SEGMENTS:
+            self._unsynced[0].datasync()
+            del self._unsynced[0]
+
+    def trim(self, start_offset: int) -> None:
+        """Forget all records below `start_offset`; whole segments below it are deleted."""
+        with self._lock:
+            end = self._next_offset()
+            if not 0 <= start_offset <= end:
+                raise OffsetOutOfRangeError(
+                    start_offset, start=self._start_offset, end=end, where=self.name
+                )
+            if start_offset <= self._start_offset:
+                return
+            self._start_offset = start_offset
+            self._recovery_point = max(self._recovery_point, min(start_offset, end))
+            self._write_state(clean=False, sync=True)
+            keep = max(0, bisect.bisect_right(self._bases, start_offset) - 1)
+            dropped, kept = self._segments[:keep], self._segments[keep:]
+            self._publish(kept)
+            self._delete_segments(dropped)
+
+    def _delete_segments(self, segments: Iterable[Segment]) -> None:
+        """Readers that have a file open keep it; the name goes first, so a crash is finished."""
+        names = []
+        for segment in segments:
+            self._warm.pop(segment.base_offset, None)
+            segment.release()
+            for suffix in SEGMENT_SUFFIXES:
+                name = segment_name(segment.base_offset, suffix)
+                if self._directory.exists(name):
+                    self._directory.rename(name, f"{name}.deleted")
+                    names.append(f"{name}.deleted")
+            log.info("%s: deleted the segment at offset %d", self.name, segment.base_offset)
+        if names:
+            self._directory.sync()
+            for name in names:
+                self._directory.unlink(name)
+
+    def truncate(self, end_offset: int) -> None:
+        """Cut the log so that `end_offset` is the next offset.  Records below it stay, all of them.
+
+        Safe against a crash at any point: the cut is planned in a file first.  Scans that have
+        already read beyond keep what they have.
+        """
+        with self._lock:
+            end = self._next_offset()
+            if not self._start_offset <= end_offset <= end:
+                raise OffsetOutOfRangeError(
+                    end_offset, start=self._start_offset, end=end, where=self.name
+                )
+            if end_offset < end:
+                self._truncate_locked(end_offset)
+
+    def _truncate_locked(self, end_offset: int) -> None:
+        number = max(0, bisect.bisect_right(self._bases, end_offset) - 1)
+        last = self._segments[number]
+        if end_offset == last.base_offset and number > 0:
+            # Nothing of this segment stays, but its base is where the log goes on: keep it, empty.
+            position, batch = 0, b""
+        else:
+            position, batch = self._cut_at(last, end_offset)
+        later = self._segments[number + 1 :]
+        # Claims are lowered before the data is cut.
+        self._recovery_point = min(self._recovery_point, last.base_offset)
+        self._commit.lower(last.base_offset)
+        assert self._mark is not None
+        self._mark.write(last.base_offset)
+        self._write_state(clean=False, sync=True)
+        plan = TruncationPlan(
+            last.base_offset, position, batch, tuple(segment.base_offset for segment in later)
+        )
+        plan.write(self._directory)
+        self._unsynced = []
+        last.file.truncate(position)  # moves the readers' end before the bytes go
+        plan.apply(self._directory)
+        for segment in (last, *later):
+            self._warm.pop(segment.base_offset, None)
+            segment.writer = None
+            segment.release()
+        last.next_base = None
+        contents = last.walk()
+        self._publish(self._segments[: number + 1])
+        self._activate(last, contents)
+        if contents.next_offset < end_offset:
+            # The kept records end before it (a gap): go on in a segment of its own.
+            if contents.position:
+                self._roll_locked(end_offset)
+            else:
+                self._replace_empty(last, end_offset)
+        self._directory.unlink("truncate.plan")
+        self._unsynced_directory = True
+        self._commit.wait_for(end_offset, end_offset)
+
+    def _replace_empty(self, segment: Segment, base_offset: int) -> None:
+        """An empty segment under another base offset."""
+        self._create_log_file(base_offset)
+        new = self._make_segment(base_offset, base_offset >= self._dense_from)
+        self._activate(new, empty_contents(base_offset))
+        segment.writer = None
+        self._publish((*self._segments[:-1], new))
+        self._delete_segments([segment])
+
+    def _cut_at(self, segment: Segment, end_offset: int) -> tuple[int, bytes]:
+        """Where to cut a file, and the batch to put there: the kept part of a straddling one."""
+        scan = segment.scan(end_offset, segment.end_offset)
+        raw = scan.next_raw()
+        if raw is None:
+            return segment.size_bytes, b""
+        position = scan.position - len(raw)
+        base = int.from_bytes(raw[:8], "big")
+        if base >= end_offset:
+            return position, b""
+        return position, self._encode_again(segment, raw, base, end_offset)
+
+    def _encode_again(self, segment: Segment, raw: bytes, base: int, end_offset: int) -> bytes:
+        """The records of a batch below `end_offset` as a batch of their own."""
+        codec, by_log = raw[22] & 7, bool(raw[22] & 8)
+        builder = _native.Builder(
+            batch_bytes=1 << 30,
+            batch_bytes_max=(1 << 31) - 1,
+            arena_bytes=1 << 30,
+            codec=codec,
+            before_max_ms=(1 << 63) - 1,
+            after_max_ms=(1 << 63) - 1,
+            clock=None,
+            compress=codecs.compress,
+        )
+        builder.extend(list(segment.scan(base, end_offset)))
+        builder._seal()
+        append_time = int.from_bytes(raw[35:43], "big") if by_log else -1
+        epoch = int.from_bytes(raw[12:16], "big", signed=True)
+        return builder._finish(base, epoch, append_time)
+
+    # ---- reading ----
+
+    def scan(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        isolation: str = "read_uncommitted",
+        follow: bool = False,
+        timeout: float | None = None,
+        max_records: int | None = None,
+        on_corrupt: str = "raise",
+    ) -> Scan:
+        """Records with offsets in [start, stop), lazily; from the first to the last by default.
+
+        ``follow=True`` waits for more at the end, for ever or until `timeout` seconds bring
+        nothing.  ``on_corrupt="skip"`` passes over damage and lists it in ``scan.skipped``.
+        """
+        self._check_usable()
+        if isolation != "read_uncommitted":
+            raise ConfigError(f"isolation must be 'read_uncommitted', not {isolation!r}")
+        for bound in (start, stop):
+            if bound is not None and bound < 0:
+                raise OffsetOutOfRangeError(
+                    bound, start=self._start_offset, end=self.end_offset, where=self.name
+                )
+        return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
+                    on_corrupt=on_corrupt)  # fmt: skip
+
+    @overload
+    def __getitem__(self, offset: int) -> Record: ...
+    @overload
+    def __getitem__(self, offset: slice) -> Scan: ...
+
+    def __getitem__(self, offset: int | slice) -> Record | Scan:
+        """The record at an offset, negative counting from the end; a slice is a lazy Scan.
+
+        Raises OffsetOutOfRangeError outside the log, RecordNotFoundError for a record that was
+        compacted away.
+        """
+        if isinstance(offset, slice):
+            return self._slice(offset)
+        end = self.end_offset
+        wanted = offset + end if offset < 0 else offset
+        if not self._start_offset <= wanted < end:
+            raise OffsetOutOfRangeError(
+                offset, start=self._start_offset, end=end, where=self.name
+            )
+        record = self.segment_for(wanted).get(wanted)
+        if record is None:
+            raise RecordNotFoundError(wanted, where=self.name)
+        return record
+
+    def _slice(self, offsets: slice) -> Scan:
+        if offsets.step not in (None, 1):
+            raise ValueError("a slice of a log has no step")
+        end = self.end_offset
+
+        def bound(offset: int | None) -> int | None:
+            return max(0, offset + end) if offset is not None and offset < 0 else offset
+
+        return self.scan(bound(offsets.start), bound(offsets.stop))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.scan())
+
+    def tail(self, n: int) -> list[Record]:
+        """The last `n` records, oldest first; fewer when the log has fewer."""
+        if n < 0:
+            raise ValueError(f"n must not be negative, not {n}")
+        end, first = self.end_offset, self._start_offset
+        span = n
+        while n:
+            # Offsets without a record (compaction, control batches) make a look further back.
+            start = max(first, end - span)
+            records = collections.deque(self.scan(start, end), maxlen=n)
+            if len(records) == n or start == first:
+                return list(records)
+            span *= 4
+        return []
+
+    def offset_for_time(self, when: int | datetime.datetime) -> int:
+        """The offset of the first record at or after a time; the end when nothing is that late."""
+        if isinstance(when, datetime.datetime):
+            if when.tzinfo is None:
+                raise ValueError("a datetime without a time zone is ambiguous: give it one")
+            when = round(when.timestamp() * 1000)
+        end, start = self.end_offset, self.start_offset
+        for segment in self.segments:
+            if segment.end_offset <= start or segment.max_timestamp < when:
+                continue
+            found = segment.offset_for_time(when, start)
+            if found is not None and found < end:
+                return found
+        return end
+
+    def read_batches(self, offset: int, max_bytes: int = 1 << 20) -> list[bytes]:
+        """Raw batches from the one that holds `offset` on; at least one, if there is any."""
+        end = self.end_offset
+        if not self._start_offset <= offset <= end:
+            raise OffsetOutOfRangeError(offset, start=self._start_offset, end=end, where=self.name)
+        batches: list[bytes] = []
+        size = 0
+        for batch in self.scan(offset, end).batches():
+            if batches and size + len(batch) > max_bytes:
+                break
+            batches.append(batch)
+            size += len(batch)
+        return batches
+
+    def check(self) -> None:
+        """Verify every batch, record and index entry; raise CorruptLogError at the first fault."""
+        self._check_usable()
+        for segment in self.segments:
+            segment.check()
+
+    def segment_for(self, offset: int) -> Segment:
+        """The segment with the greatest base offset at or below `offset`."""
+        self._check_usable()
+        while True:
+            segments, bases = self._segments, self._bases
+            if len(segments) == len(bases):
+                break
+        segment = segments[max(0, bisect.bisect_right(bases, offset) - 1)]
+        if segment.sealed:
+            self._keep_warm(segment)
+        return segment
+
+    def _keep_warm(self, segment: Segment) -> None:
+        """Bound the descriptors and indexes that sealed segments hold."""
+        warm = self._warm
+        base = segment.base_offset
+        if base in warm:
+            with contextlib.suppress(KeyError):
+                warm.move_to_end(base)
+            return
+        with self._lock:
+            warm[base] = segment
+            while len(warm) > WARM_SEGMENTS:
+                _, coldest = warm.popitem(last=False)
+                if coldest is not segment:
+                    coldest.release()
+
+    # ---- following ----
+
+    def wait_beyond(self, offset: int, timeout: float | None) -> bool:
+        """Wait until a record at or above `offset` is there; False when the time is up."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._readonly:
+            return self._poll_beyond(offset, deadline)
+        with self._appended:
+            self._followers += 1
+            try:
+                while self.end_offset <= offset:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return False
+                    self._appended.wait(left)
+            finally:
+                self._followers -= 1
+        return True
+
+    def _poll_beyond(self, offset: int, deadline: float | None) -> bool:
+        while self.end_offset <= offset:
+            left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, POLL_SECONDS))
+        return True
+
+    # ---- beside a writer in another process ----
+
+    def _refresh(self) -> None:
+        """See what another process has appended, rolled, trimmed or cut since the last look."""
+        self._check_usable()
+        with self._lock:
+            state = PartitionState.read(self._directory)
+            if state is not None and state.start_offset != self._start_offset:
+                self._reload()
+                return
+            while True:
+                active = self._segments[-1]
+                try:
+                    file = active.file
+                except FileNotFoundError:
+                    return  # nothing was ever written
+                size = file.size()
+                rolled = self._directory.exists(segment_name(active.seen_end_offset, ".log"))
+                if size < file.end:
+                    self._reload()
+                    return
+                if size > file.end:
+                    found = active.walk(file.end, limit=size, next_offset=active.seen_end_offset)
+                    if found.position > file.end:
+                        file.end = found.position
+                        active.seen_end_offset = found.next_offset
+                        continue
+                if not rolled or active.seen_end_offset == active.base_offset:
+                    return
+                self._see_roll(active)
+
+    def _see_roll(self, active: Segment) -> None:
+        base = active.seen_end_offset
+        new = self._make_segment(base, base >= self._dense_from)
+        new.file.end = 0
+        active.next_base = base
+        self._publish((*self._segments, new))
+
+    def _reload(self) -> None:
+        for segment in self._segments:
+            segment.release()
+        self._warm.clear()
+        self._load(None)
+
+
+def _after_fork_in_child() -> None:
+    _native.after_fork_in_child()
+    for partition in list(_open_partitions):
+        partition._abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,526 @@
+"""Recovery: from a directory, however it was left, to segments that can be read and appended to.
+
+The rule that matters: a torn tail and damage are told apart.
+
+- A batch that is not sound, with nothing sound behind it and nothing that says it was ever durable,
+  is the torn end of an append.  Its bytes are copied aside and cut off.
+- Anything else is damage: it stays where it is, is reported, and hides only its own offsets.  The
+  one exception is a power cut (the machine has booted since, and the place lies above everything
+  known to be durable): there the kernel may have kept a later page and lost an earlier one, and the
+  log is a prefix of what was written, as promised; what is cut off is kept aside, too.
+
+An I/O error while reading is never evidence of either: it is raised, and nothing is changed.
+Recovery may be killed at any point and run again.  A cleanly closed log is opened from file names,
+sizes and the active segment's indexes; no record data is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from logstore import _native
+from logstore._files import (
+    SEGMENT_SUFFIXES,
+    TEMPORARY_SUFFIXES,
+    Directory,
+    base_offset_of,
+    boot_id,
+    segment_name,
+)
+from logstore.checkpoint import DurableMark, PartitionState
+from logstore.errors import NotALogError, UnsupportedFormatError
+from logstore.segment import Segment, SegmentContents, empty_contents
+
+__all__ = ["Damage", "RecoveryProgress", "RecoveryReport", "TornTail", "load"]
+
+log = logging.getLogger("logstore.recovery")
+
+# Called with (bytes checked so far, bytes to check in all).
+RecoveryProgress = Callable[[int, int], None]
+
+TRUNCATION_PLAN = "truncate.plan"
+_COPY_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TornTail:
+    """Bytes that were cut off because the append they belong to never finished."""
+
+    path: Path
+    position: int
+    size_bytes: int
+    offset: int  # the log goes on here
+    kept_as: Path | None  # None: nothing but zeros
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that cannot be what was written.  Still in place; reading these offsets raises."""
+
+    path: Path
+    position: int
+    end_position: int
+    offsets: range
+    reason: str
+
+
+@dataclasses.dataclass(slots=True)
+class RecoveryReport:
+    """What opening found and did.  ``partition.recovery``."""
+
+    clean: bool = True
+    bytes_checked: int = 0
+    segments_checked: int = 0
+    torn: list[TornTail] = dataclasses.field(default_factory=list)
+    damage: list[Damage] = dataclasses.field(default_factory=list)
+    indexes_rebuilt: list[Path] = dataclasses.field(default_factory=list)
+    removed: list[Path] = dataclasses.field(default_factory=list)
+    set_aside: list[Path] = dataclasses.field(default_factory=list)
+    truncation_finished: bool = False
+
+    def __str__(self) -> str:
+        if self.clean:
+            return "closed cleanly: nothing to check"
+        cut = sum(tail.size_bytes for tail in self.torn)
+        lost = sum(len(damage.offsets) for damage in self.damage)
+        return (
+            f"checked {self.bytes_checked} bytes in {self.segments_checked} segments; "
+            f"cut {cut} torn bytes; {len(self.damage)} damaged stretches hide {lost} offsets; "
+            f"rebuilt {len(self.indexes_rebuilt)} indexes"
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class LoadedLog:
+    """Segments in order, and what is in the last of them."""
+
+    segments: list[Segment]
+    contents: SegmentContents  # of the last segment
+    start_offset: int
+    recovery_point: int
+    durable_offset: int
+    dense_from: int
+    report: RecoveryReport
+    needs_roll: bool = False  # the last segment ends in damage: append to a new one
+
+
+MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
+
+
+def load(
+    directory: Directory,
+    make_segment: MakeSegment,
+    *,
+    readonly: bool,
+    progress: RecoveryProgress | None = None,
+) -> LoadedLog:
+    """Open the segments of a partition directory, repairing what a crash left behind.
+
+    With `readonly`, nothing is written: what would be cut is only left out of sight.
+    """
+    return _Loader(directory, make_segment, readonly, progress).load()
+
+
+class _Loader:
+    def __init__(
+        self,
+        directory: Directory,
+        make_segment: MakeSegment,
+        readonly: bool,
+        progress: RecoveryProgress | None,
+    ) -> None:
+        self.directory = directory
+        self.make_segment = make_segment
+        self.readonly = readonly
+        self.progress = progress
+        self.report = RecoveryReport()
+        self.total_bytes = 0
+
+    def load(self) -> LoadedLog:
+        state = PartitionState.read(self.directory)
+        names = self.directory.names()
+        if not self.readonly:
+            if TRUNCATION_PLAN in names:
+                self.finish_truncation()
+                names = self.directory.names()
+            names = self.sweep(names)
+        bases = self.segment_bases(names)
+        if not bases:
+            start = state.start_offset if state else 0
+            self.report.clean = not names or state is not None
+            segment = self.make_segment(start, True)
+            return LoadedLog([segment], empty_contents(start), start, start, start,
+                             state.dense_from if state else 0, self.report)  # fmt: skip
+        dense_from = state.dense_from if state else 1 << 62
+        segments = [self.make_segment(base, base >= dense_from) for base in bases]
+        for segment, following in zip(segments, bases[1:], strict=False):
+            segment.next_base = following
+        start = max(bases[0], state.start_offset if state else 0)
+        if state is not None and state.clean and self.matches(state, segments):
+            loaded = self.load_clean(state, segments, set(names))
+        else:
+            loaded = self.load_unclean(state, segments)
+        loaded.start_offset = start
+        if state is None:
+            loaded.dense_from = loaded.contents.next_offset
+        if loaded.contents.next_offset < start:
+            return self.restart_at(start, loaded)
+        return loaded
+
+    # ---- the directory ----
+
+    def segment_bases(self, names: list[str]) -> list[int]:
+        bases = sorted(base_offset_of(name) for name in names if name.endswith(".log"))
+        if bases or not self.looks_foreign(names):
+            return bases
+        raise NotALogError(
+            f"{self.directory.path} is not a log: it has no .log file but other files, such as "
+            f"{sorted(names)[0]!r}; choose an empty or a new directory"
+        )
+
+    @staticmethod
+    def looks_foreign(names: list[str]) -> bool:
+        ours = {".lock", PartitionState.NAME, DurableMark.NAME}
+        kafka = {"leader-epoch-checkpoint", "partition.metadata"}
+        return any(
+            name not in ours | kafka
+            and not name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
+            and ".torn-" not in name
+            for name in names
+        )
+
+    def remove(self, name: str) -> None:
+        self.directory.unlink(name)
+        self.report.removed.append(self.directory.path / name)
+
+    def sweep(self, names: list[str]) -> list[str]:
+        """Finish or undo what an earlier process left half-done; drop files without a log."""
+        if not any(name.endswith((*TEMPORARY_SUFFIXES, ".tmp")) for name in names):
+            self.sweep_orphans(names)
+            return self.directory.names() if self.report.removed else names
+        for name in names:
+            if name.endswith((".deleted", ".tmp")):
+                self.remove(name)
+        cleaned = [base_offset_of(name) for name in names if name.endswith(".cleaned")]
+        for name in names:
+            unfinished = name.endswith(".swap") and cleaned and base_offset_of(name) >= min(cleaned)
+            if name.endswith(".cleaned") or unfinished:
+                self.remove(name)
+        self.finish_swap([name for name in self.directory.names() if name.endswith(".swap")])
+        names = self.directory.names()
+        self.sweep_orphans(names)
+        return self.directory.names()
+
+    def finish_swap(self, swapped: list[str]) -> None:
+        """Complete files wait to replace others: Kafka's rule decides which are superseded."""
+        if not swapped:
+            return
+        logs = [name for name in swapped if name.endswith(".log.swap")]
+        if logs:
+            first = min(map(base_offset_of, logs))
+            end = max(self.end_of_swapped(name) for name in logs)
+            for name in self.directory.names():
+                if name.endswith(SEGMENT_SUFFIXES) and first <= base_offset_of(name) < end:
+                    self.remove(name)
+        for name in swapped:
+            self.directory.rename(name, name.removesuffix(".swap"))
+        self.directory.sync()
+
+    def end_of_swapped(self, name: str) -> int:
+        file = self.directory.open(name)
+        base = base_offset_of(name)
+        found = _native.scan_prefix(file, base, 0, file.size(), base, 4096, False, None)
+        return int(found["next_offset"])
+
+    def sweep_orphans(self, names: list[str]) -> None:
+        logs = {base_offset_of(name) for name in names if name.endswith(".log")}
+        for name in names:
+            index = name.endswith((".index", ".timeindex", ".txnindex"))
+            if index and base_offset_of(name) not in logs:
+                self.remove(name)
+
+    def set_aside(self, segment: Segment, why: str) -> None:
+        """Keep a whole segment under a name that nobody loads."""
+        name = segment_name(segment.base_offset, ".log")
+        kept = self.torn_name(name)
+        self.directory.rename(name, kept)
+        for suffix in (".index", ".timeindex", ".txnindex"):
+            self.directory.unlink(segment_name(segment.base_offset, suffix))
+        self.report.set_aside.append(self.directory.path / kept)
+        log.warning("%s set aside as %s: %s", segment.path, kept, why)
+
+    def torn_name(self, name: str) -> str:
+        taken = set(self.directory.names())
+        number = 1
+        while f"{name}.torn-{number}" in taken:
+            number += 1
+        return f"{name}.torn-{number}"
+
+    # ---- after a clean close ----
+
+    def matches(self, state: PartitionState, segments: list[Segment]) -> bool:
+        """Whether the directory still looks as it did when the state was written."""
+        return (
+            len(segments) == state.segments
+            and segments[-1].base_offset == state.active_base
+            and segments[-1].size_bytes == state.active_bytes
+        )
+
+    def load_clean(
+        self, state: PartitionState, segments: list[Segment], names: set[str]
+    ) -> LoadedLog:
+        for segment in segments:
+            if segment_name(segment.base_offset, ".index") not in names:
+                self.rebuild_indexes(segment)
+        active = segments[-1]
+        contents = active.contents_from_indexes(
+            state.active_bytes, state.end_offset, state.first_timestamp
+        )
+        return LoadedLog(segments, contents, state.start_offset, state.end_offset,
+                         state.end_offset, state.dense_from, self.report)  # fmt: skip
+
+    def rebuild_indexes(self, segment: Segment) -> None:
+        contents = self.walk(segment)
+        if not self.readonly:
+            segment.write_indexes(contents, sync=False)
+        self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
+
+    # ---- after a crash ----
+
+    def load_unclean(self, state: PartitionState | None, segments: list[Segment]) -> LoadedLog:
+        self.report.clean = False
+        recovery_point = state.recovery_point if state else 0
+        durable = max(DurableMark.read(self.directory), recovery_point) if state else 0
+        same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+        first = max(
+            (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0
+        )
+        if self.readonly:
+            first = len(segments) - 1  # what is sealed is checked as it is read
+        self.total_bytes = sum(segment.size_bytes for segment in segments[first:])
+        needs_roll = False
+        contents = empty_contents(segments[first].base_offset)
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            last = number == len(segments) - 1
+            found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
+            contents = found
+            needs_roll = last and damaged_tail
+            if cut and not last:
+                for later in segments[number + 1 :]:
+                    self.set_aside(later, "a power cut lost records before it")
+                segments = segments[: number + 1]
+                segment.next_base = None
+                break
+        if needs_roll:
+            contents = dataclasses.replace(
+                contents, next_offset=max(contents.next_offset, durable)
+            )
+        durable = min(durable, contents.next_offset)
+        return LoadedLog(segments, contents, 0, min(recovery_point, contents.next_offset), durable,
+                         state.dense_from if state else 0, self.report, needs_roll)  # fmt: skip
+
+    def walk(
+        self, segment: Segment, position: int = 0, next_offset: int | None = None
+    ) -> SegmentContents:
+        before = self.report.bytes_checked
+
+        def moved(now: int) -> None:
+            self.report.bytes_checked = before + now - position
+            if self.progress is not None:
+                self.progress(self.report.bytes_checked, self.total_bytes)
+
+        return segment.walk(position, next_offset=next_offset, progress=moved)
+
+    def recover(
+        self, segment: Segment, last: bool, durable: int, same_boot: bool
+    ) -> tuple[SegmentContents, bool, bool]:
+        """Check one segment: its contents, whether it ends in damage, whether it was cut."""
+        size = segment.size_bytes
+        self.report.segments_checked += 1
+        contents = self.walk(segment)
+        damaged_tail = cut = False
+        while contents.stopped != "end":
+            if contents.stopped == "legacy" and self.is_legacy(segment, contents.position):
+                raise UnsupportedFormatError(
+                    f"{segment.path} at byte {contents.position}: message format 0 or 1, written "
+                    f"by Kafka 0.10 or older; let a Kafka 3.x broker rewrite the topic in format 2"
+                )
+            known_durable = contents.next_offset < durable
+            sound = _native.find_batch(
+                segment.file, contents.position, size, contents.next_offset, segment.offset_max
+            )
+            power_cut = not same_boot and not known_durable
+            if sound is not None and not power_cut:
+                position, base, _ = sound
+                self.note_damage(segment, contents, position, base)
+                later = self.walk(segment, position, base)
+                contents = contents.followed_by(later)
+                continue
+            if sound is None and (known_durable or (not last and not power_cut)):
+                end = max(durable, segment.next_base or 0) if not last else durable
+                self.note_damage(segment, contents, size, end)
+                contents = dataclasses.replace(contents, position=size, stopped="end")
+                damaged_tail = True
+                break
+            cut = True
+            self.cut(segment, contents, size)
+            contents = dataclasses.replace(contents, stopped="end")
+        if not self.readonly:
+            self.refresh_indexes(segment, contents)
+        return contents, damaged_tail, cut
+
+    def is_legacy(self, segment: Segment, position: int) -> bool:
+        """Whether a sound message of format 0 or 1 stands here, by its own (other) checksum."""
+        head = segment.file.pread(12, position)
+        length = int.from_bytes(head[8:12], "big")
+        if length > 64 << 20:
+            return False
+        message = segment.file.pread(length, position + 12)
+        return len(message) == length and zlib.crc32(message[4:]) == int.from_bytes(
+            message[:4], "big"
+        )
+
+    def note_damage(
+        self, segment: Segment, contents: SegmentContents, end_position: int, end_offset: int
+    ) -> None:
+        damage = Damage(
+            segment.path,
+            contents.position,
+            end_position,
+            range(contents.next_offset, max(contents.next_offset, end_offset)),
+            contents.reason,
+        )
+        self.report.damage.append(damage)
+        log.warning("%s: damage at byte %d (%s), kept", damage.path, damage.position, damage.reason)
+
+    def cut(self, segment: Segment, contents: SegmentContents, size: int) -> None:
+        """Cut a torn tail off, its bytes kept aside first."""
+        position = contents.position
+        kept: Path | None = None
+        if not self.readonly:
+            kept = self.copy_aside(segment, position, size)
+            file = self.directory.open(segment_name(segment.base_offset, ".log"), write=True)
+            try:
+                file.truncate(position)
+                file.sync()
+            finally:
+                file.close()
+            segment.release()
+        self.report.torn.append(
+            TornTail(segment.path, position, size - position, contents.next_offset, kept,
+                     contents.reason)  # fmt: skip
+        )
+        log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
+
+    def copy_aside(self, segment: Segment, position: int, size: int) -> Path | None:
+        kept: str | None = None
+        target: _native.File | None = None
+        start = position
+        try:
+            while position < size:
+                piece = segment.file.pread(min(_COPY_BYTES, size - position), position)
+                if not piece:
+                    break
+                if target is None and piece.strip(b"\0"):
+                    kept = self.torn_name(segment_name(segment.base_offset, ".log"))
+                    target = self.directory.open(kept, write=True, create=True, exclusive=True)
+                if target is not None:
+                    target.pwrite(piece, position - start)
+                position += len(piece)
+            if target is not None:
+                target.sync()
+        finally:
+            if target is not None:
+                target.close()
+        return None if kept is None else self.directory.path / kept
+
+    def refresh_indexes(self, segment: Segment, contents: SegmentContents) -> None:
+        """Write the index files anew where they differ from what the log says."""
+        names = (segment_name(segment.base_offset, suffix) for suffix in (".index", ".timeindex"))
+        try:
+            held = [self.directory.read(name) for name in names]
+        except FileNotFoundError:
+            held = []
+        wanted = [contents.offsets, segment.final_times(contents)]
+        if held != wanted:
+            segment.write_indexes(contents, sync=True)
+            self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
+
+    def restart_at(self, start: int, loaded: LoadedLog) -> LoadedLog:
+        """The log ends below its own start: nothing of it is valid any more."""
+        for segment in loaded.segments:
+            if not self.readonly:
+                segment.release()
+                self.set_aside(segment, f"the log ends below its start offset {start}")
+        segment = self.make_segment(start, True)
+        return LoadedLog(
+            [segment], empty_contents(start), start, start, start, start, self.report
+        )
+
+    # ---- an interrupted truncation ----
+
+    def finish_truncation(self) -> None:
+        plan = TruncationPlan.read(self.directory)
+        if plan is not None:
+            plan.apply(self.directory)
+            self.report.truncation_finished = True
+        self.directory.unlink(TRUNCATION_PLAN)
+        self.directory.sync()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TruncationPlan:
+    """Everything needed to cut the log, so that a crash in between can be finished.
+
+    The batch that straddles the cut cannot be shortened in place: its kept records are encoded
+    anew and travel in the plan.
+    """
+
+    base_offset: int  # the segment that becomes the last
+    position: int  # where its file is cut
+    batch: bytes  # goes there: the kept records of the straddling batch; may be empty
+    segments: tuple[int, ...]  # bases of later segments, to be deleted
+
+    def write(self, directory: Directory) -> None:
+        head = {"base": self.base_offset, "position": self.position, "later": self.segments}
+        body = json.dumps(head).encode() + b"\n" + self.batch
+        directory.replace(TRUNCATION_PLAN, b"%08x\n%b" % (_native.crc32c(body), body))
+
+    @classmethod
+    def read(cls, directory: Directory) -> TruncationPlan | None:
+        """The plan, or None when it was not written in full: then nothing has been cut."""
+        checksum, _, body = directory.read(TRUNCATION_PLAN).partition(b"\n")
+        try:
+            if int(checksum, 16) != _native.crc32c(body):
+                return None
+            head, _, batch = body.partition(b"\n")
+            fields = json.loads(head)
+            return cls(fields["base"], fields["position"], batch, tuple(fields["later"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def apply(self, directory: Directory) -> None:
+        """Cut.  May be repeated."""
+        for base in self.segments:
+            for suffix in SEGMENT_SUFFIXES:
+                directory.unlink(segment_name(base, suffix))
+        file = directory.open(segment_name(self.base_offset, ".log"), write=True)
+        try:
+            file.truncate(self.position)
+            if self.batch:
+                file.pwrite(self.batch, self.position)
+            file.sync()
+        finally:
+            file.close()
+        for suffix in (".index", ".timeindex"):
+            directory.unlink(segment_name(self.base_offset, suffix))
+        directory.sync()
+
+

@@ -1,0 +1,219 @@
+"""Scan: a lazy view of the records in [start, stop), read when it is iterated.
+
+Each iteration starts anew and sees the log as it is then.  Records, columns and raw batches come
+straight out of C iterators, one per segment, chained without a Python frame per record.  Memory is
+one read window per scan, and one chunk for columns, whatever the size of the log.
+
+A scan is a view, not a cursor: give each thread its own iteration.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from logstore import _native
+from logstore.errors import OffsetOutOfRangeError
+from logstore.record import Columns, Record, arrow_schema, field_mask
+from logstore.segment import Segment
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = ["Scan", "Skipped"]
+
+INT64_MAX = (1 << 63) - 1
+CHUNK_BYTES = 64 << 20  # a chunk of columns is full beyond this, however few its rows
+
+
+class Skipped(NamedTuple):
+    """A damaged stretch that ``on_corrupt="skip"`` passed over."""
+
+    path: str
+    position: int
+    end_position: int
+    offsets: range
+    reason: str
+
+
+class Readable(Protocol):
+    """What a scan needs of a partition."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    def segment_for(self, offset: int) -> Segment:
+        """The segment with the greatest base offset at or below `offset`."""
+
+    def wait_beyond(self, offset: int, timeout: float | None) -> bool:
+        """Wait until the end is beyond `offset`; False when the time is up."""
+
+
+class Scan:
+    """Records of a partition, lazily.  Made by ``partition.scan()`` and by slices."""
+
+    def __init__(
+        self,
+        source: Readable,
+        start: int | None,
+        stop: int | None,
+        *,
+        follow: bool = False,
+        timeout: float | None = None,
+        max_records: int | None = None,
+        on_corrupt: str = "raise",
+    ) -> None:
+        if on_corrupt not in ("raise", "skip"):
+            raise ValueError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
+        if max_records is not None and max_records < 0:
+            raise ValueError(f"max_records must not be negative, not {max_records}")
+        self._source = source
+        self._start = start
+        self._stop = stop
+        self._follow = follow
+        self._timeout = timeout
+        self._max_records = max_records
+        self._on_corrupt = on_corrupt
+        self._current: _native.SegmentScan | None = None
+        self._skipped: list[Skipped] = []
+
+    def __repr__(self) -> str:
+        stop = "" if self._stop is None else self._stop
+        start = "" if self._start is None else self._start
+        return f"<Scan {self._source.name}[{start}:{stop}]{' follow' if self._follow else ''}>"
+
+    @property
+    def next_offset(self) -> int:
+        """Where the latest iteration stands: start a scan here to go on with what comes next."""
+        if self._current is not None:
+            return self._current.next_offset
+        return self._first_offset()
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The damage that the latest iteration passed over, with ``on_corrupt="skip"``."""
+        current = [] if self._current is None else self._skipped_by(self._current)
+        return self._skipped + current
+
+    # ---- records ----
+
+    def __iter__(self) -> Iterator[Record]:
+        records = itertools.chain.from_iterable(self._segment_scans())
+        if self._max_records is None:
+            return records
+        return itertools.islice(records, self._max_records)
+
+    # ---- columns ----
+
+    def columns(
+        self, rows: int = 65536, *, fields: Sequence[str] | None = None
+    ) -> Iterator[Columns]:
+        """Chunks of at most `rows` records as arrays; `fields` limits what is decoded."""
+        mask = field_mask(fields)
+        left = INT64_MAX if self._max_records is None else self._max_records
+        hint = 0
+        chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
+        for scan in self._segment_scans():
+            while left > 0 and scan.fill(chunk):
+                hint = chunk.value_bytes + (chunk.value_bytes >> 3)
+                left -= chunk.rows
+                yield Columns(chunk.finish())
+                chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
+            if left <= 0:
+                return
+            if self._follow and chunk.rows:
+                # What has arrived is handed out before waiting for more.
+                left -= chunk.rows
+                yield Columns(chunk.finish())
+                chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
+        if chunk.rows:
+            yield Columns(chunk.finish())
+
+    def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
+        """All records as one Arrow table: offset, timestamp, key, value, headers."""
+        import pyarrow as pa
+
+        self._must_end("to_arrow")
+        batches = [chunk.to_arrow() for chunk in self.columns(fields=fields)]
+        return pa.Table.from_batches(batches, schema=arrow_schema(fields))
+
+    def to_pandas(self, *, fields: Sequence[str] | None = None) -> pd.DataFrame:
+        """All records as a pandas DataFrame; values and keys are bytes objects."""
+        self._must_end("to_pandas")
+        return self.to_arrow(fields=fields).to_pandas()
+
+    def _must_end(self, what: str) -> None:
+        if self._follow and self._timeout is None and self._max_records is None:
+            raise ValueError(f"{what}() of a scan that follows for ever: give it a timeout")
+
+    # ---- raw ----
+
+    def batches(self) -> Iterator[bytes]:
+        """Whole record batches as they lie in the files, control batches too."""
+        for scan in self._segment_scans():
+            while (batch := scan.next_raw()) is not None:
+                yield batch
+
+    # ---- how ----
+
+    def _first_offset(self) -> int:
+        start = self._source.start_offset
+        return start if self._start is None else max(self._start, start)
+
+    def _skipped_by(self, scan: _native.SegmentScan) -> list[Skipped]:
+        path = scan.path
+        return [
+            Skipped(path, position, end, range(first, stop), reason)
+            for position, end, first, stop, reason in scan.skipped
+        ]
+
+    def _segment_scans(self) -> Iterator[_native.SegmentScan]:
+        """One C iterator per segment; while following, the same one again when it has more."""
+        source = self._source
+        offset = self._first_offset()
+        stop = self._stop
+        if stop is None:
+            stop = INT64_MAX if self._follow else source.end_offset
+        elif not self._follow:
+            stop = min(stop, source.end_offset)
+        self._skipped = []
+        self._current = None
+        while offset < stop:
+            if offset >= source.end_offset:
+                if not self._follow or not source.wait_beyond(offset, self._timeout):
+                    return
+                continue
+            segment = source.segment_for(offset)
+            scan = self._open(segment, offset, stop)
+            self._current = scan
+            while True:
+                yield scan
+                offset = max(offset, scan.next_offset)
+                if segment.sealed:
+                    # What was appended just before the roll is still in this segment.
+                    yield scan
+                    offset = max(offset, scan.next_offset, segment.end_offset)
+                    break
+                if offset >= stop or not self._follow:
+                    return
+                if not source.wait_beyond(offset, self._timeout):
+                    return
+            self._skipped += self._skipped_by(scan)
+            self._current = None if offset < stop else self._current
+
+    def _open(self, segment: Segment, offset: int, stop: int) -> _native.SegmentScan:
+        try:
+            return segment.scan(offset, stop, on_corrupt=self._on_corrupt)
+        except FileNotFoundError:
+            # Retention was faster than this reader.
+            raise OffsetOutOfRangeError(
+                offset,
+                start=self._source.start_offset,
+                end=self._source.end_offset,
+                where=self._source.name,
+            ) from None

@@ -1,0 +1,214 @@
+"""Writer: buffered appends.  Records become batches, batches are handed to the log in order.
+
+A writer never pretends: what it still holds is not in the log.  `flush`, `close` and the end of a
+`with` block hand everything over, or raise; after an error that left the log unchanged (a full
+disk) the records are still held, and flushing again tries again.
+
+Threads may share a writer.  Appending blocks while a full buffer is written: that is the
+back-pressure, and the bound on memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from types import TracebackType
+from typing import Protocol, Self
+
+from logstore import _native, codecs
+from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.errors import ClosedError, IndeterminateAppendError
+
+__all__ = ["Writer", "buffer_sizes", "codec_number"]
+
+WRITE_BYTES = 1 << 20  # handed over in one system call
+
+
+class Target(Protocol):
+    """What a writer needs of a partition."""
+
+    @property
+    def name(self) -> str: ...
+    def write_batches(self, batches: _native.Builder) -> range:
+        """Append sealed batches; an empty builder afterwards means that they are in the log."""
+
+    def make_durable(self, offsets: range) -> None:
+        """Return when the log is on stable storage up to the end of the range."""
+
+
+def codec_number(name: str | None, config: PartitionConfig) -> int:
+    """The codec that a name and a partition's configuration mean."""
+    if name is None:
+        name = "none" if config.compression_type == "producer" else config.compression_type
+    if name not in codecs.CODECS:
+        raise ConfigError(f"compression must be one of {', '.join(codecs.CODECS)}, not {name!r}")
+    return codecs.CODECS[name]
+
+
+def buffer_sizes(config: PartitionConfig, batch_bytes: int, write_bytes: int) -> dict[str, int]:
+    """Sizes of a builder whose contents always fit into one segment."""
+    largest = min(config.max_message_bytes, config.segment_bytes)
+    batch_bytes = min(batch_bytes, largest)
+    return {
+        "batch_bytes": batch_bytes,
+        "batch_bytes_max": largest,
+        # Handed over beyond this, so it holds at most this and one batch more.
+        "arena_bytes": max(1, min(write_bytes, config.segment_bytes - largest)),
+    }
+
+
+class Writer(_native.Builder):
+    """Buffered appends to one partition.  Made by ``partition.writer()``; use it in a ``with``.
+
+    ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` add records.
+    """
+
+    def __new__(
+        cls,
+        target: Target,
+        config: PartitionConfig,
+        clock: object,
+        *,
+        batch_bytes: int,
+        compression: str | None,
+        compression_level: int | None,
+        linger: float | None,
+        durability: str,
+    ) -> Self:
+        if batch_bytes <= 0:
+            raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
+        if linger is not None and linger <= 0:
+            raise ConfigError(f"linger must be positive seconds or None, not {linger}")
+        codec = codec_number(compression, config)
+
+        def compress(number: int, payload: memoryview) -> bytes:
+            return codecs.compress(number, payload, compression_level)
+
+        if codec or compression_level is not None:
+            compress(codec, memoryview(b""))  # a missing package or a bad level shows now
+        self = super().__new__(
+            cls,
+            **buffer_sizes(config, batch_bytes, WRITE_BYTES),
+            codec=codec,
+            before_max_ms=config.message_timestamp_before_max_ms,
+            after_max_ms=config.message_timestamp_after_max_ms,
+            clock=clock,
+            compress=compress,
+        )
+        self._target = target
+        self._fsync = wants_fsync(durability)
+        self._order = threading.RLock()  # one hand-over at a time, in order
+        self._unwritten: list[_native.Builder] = []
+        self._failure: IndeterminateAppendError | None = None
+        self._offsets = range(0)
+        self._closed = False
+        self._hand_overs = 0
+        self._wake = threading.Event()
+        if linger is not None:
+            threading.Thread(
+                target=_hand_over_lingering,
+                args=(weakref.ref(self), self._wake, linger / 2),
+                name=f"{target.name} writer",
+                daemon=True,
+            ).start()
+        return self
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def pending(self) -> int:
+        """Records that are not in the log yet."""
+        return self._records + sum(taken._records for taken in self._unwritten)
+
+    def flush(self) -> None:
+        """Hand over everything, and with durability="fsync" wait until it is on disk."""
+        if self._closed:
+            raise ClosedError("the writer is closed")
+        self._hand_over()
+        if self._fsync and self._offsets:
+            self._target.make_durable(self._offsets)
+
+    def close(self) -> None:
+        """Flush, and take no more records.  If it raises, the writer is still open."""
+        if self._closed:
+            return
+        with self._order:
+            self.flush()
+            # Records that other threads added since then: none are left behind.
+            self._close()
+            self._hand_over()
+            if self._fsync and self._offsets:
+                self._target.make_durable(self._offsets)
+            self._closed = True
+        self._wake.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._wake.set()
+            if self.pending:
+                warnings.warn(
+                    f"a writer of {self._target.name} was dropped with {self.pending} records "
+                    f"that are not in the log: close it, or use it in a with block",
+                    ResourceWarning,
+                    stacklevel=2,
+                    source=self,
+                )
+
+    def _hand_over(self) -> None:
+        """Write all that is held.  Also called by append when the buffer is full."""
+        with self._order:
+            if self._failure is not None:
+                raise self._failure
+            self._take(self._unwritten)
+            while self._unwritten:
+                taken = self._unwritten[0]
+                try:
+                    written = self._target.write_batches(taken)
+                except IndeterminateAppendError as error:
+                    self._failure = error  # trying again could write twice
+                    raise
+                if written:
+                    self._offsets = range(self._offsets.start, written.stop)
+                del self._unwritten[0]
+                self._put_back(taken)
+            self._hand_overs += 1
+
+    def _hand_over_if_idle(self, seen: int) -> int:
+        """Flush when nothing was handed over since `seen`; the count to compare with next time."""
+        if seen == self._hand_overs and self.pending and not self._closed:
+            # An error is not lost: the records are still held, or the failure is remembered, so
+            # the user's own next append, flush or close meets it.
+            with contextlib.suppress(OSError, ValueError):
+                self.flush()
+        return self._hand_overs
+
+
+def _hand_over_lingering(
+    writer: weakref.ref[Writer], closed: threading.Event, interval: float
+) -> None:
+    """The linger thread: looks twice per linger time, and holds no writer alive meanwhile."""
+    seen = -1
+    while not closed.wait(interval):
+        held = writer()
+        if held is None:
+            return
+        seen = held._hand_over_if_idle(seen)
+        del held

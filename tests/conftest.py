@@ -1,0 +1,99 @@
+"""Fixtures that every test may use, and the checks that every test gets.
+
+`log` is a fresh partition; `make_log` opens as many as a test needs and closes what it forgot;
+`fake_clock` stands still until told.  After each test, no file may be left open.
+
+Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from logstore import Partition
+from logstore.clock import ManualClock
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+MakeLog = Callable[..., Partition]
+
+
+@pytest.fixture
+def fake_clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def make_log(tmp_path: Path) -> Iterator[MakeLog]:
+    """make_log(name="orders-0", *, durability="os", readonly=False, clock=None, **config).
+
+    Opening the same name again, after a close, reopens the same directory.
+    """
+    opened: list[Partition] = []
+
+    def make(
+        name: str = "orders-0",
+        *,
+        durability: str = "os",
+        readonly: bool = False,
+        clock: ManualClock | None = None,
+        **config: Any,
+    ) -> Partition:
+        partition = Partition.open(
+            tmp_path / name,
+            durability=durability,
+            readonly=readonly,
+            clock=clock,
+            config=config or None,
+        )
+        opened.append(partition)
+        return partition
+
+    yield make
+    for partition in reversed(opened):
+        partition.close()
+
+
+@pytest.fixture
+def log(make_log: MakeLog) -> Partition:
+    return make_log()
+
+
+def open_files() -> dict[int, str]:
+    """Descriptor -> path of every file and directory this process has open."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except FileNotFoundError:  # the one that listed the directory
+            continue
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/")):
+            found[int(entry.name)] = target
+    return found
+
+
+def new_files(before: dict[int, str]) -> dict[int, str]:
+    return {fd: path for fd, path in open_files().items() if before.get(fd) != path}
+
+
+@pytest.fixture(autouse=True)
+def no_file_stays_open() -> Iterator[None]:
+    """Sockets and pipes are left out: they belong to clients and interpreters under test."""
+    if not Path("/proc/self/fd").is_dir():
+        yield
+        return
+    before = open_files()
+    yield
+    if new_files(before):
+        gc.collect()  # an iterator that was dropped half-way may still hold its file
+    left = new_files(before)
+    assert not left, f"left open: {left}"

@@ -1,0 +1,1 @@
+"""Apache Kafka itself as the judge of what logstore reads and writes."""

@@ -1,0 +1,248 @@
+"""A partition against the plain-list model, through random histories with rolls and crashes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from logstore import OffsetOutOfRangeError, Partition, PartitionConfig, Record
+from logstore.testing import LogModel, ReferenceRecord, as_reference, check_invariants
+from logstore.testing.strategies import record_lists, records, timestamps
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+# Small enough that a handful of appends rolls the segment and fills an index.
+TINY = PartitionConfig(segment_bytes=1 << 14, index_interval_bytes=100)
+
+
+def plain(found: Iterable[Record]) -> list[ReferenceRecord]:
+    return [as_reference(record) for record in found]
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Every rule does the same to the log and to the model, and compares what both show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="logstore-stateful-", dir=fast_directory()))
+        self.incarnation = 0
+        self.model = LogModel()
+        self.log = self.open()
+
+    @property
+    def path(self) -> Path:
+        return self.root / f"copy{self.incarnation}" / "orders-0"
+
+    def open(self) -> Partition:
+        return Partition.open(self.path, durability="os", config=TINY)
+
+    def teardown(self) -> None:
+        try:
+            check_invariants(self.log)
+            self.log.close()
+        finally:
+            shutil.rmtree(self.root)
+
+    def offset(self, fraction: float) -> int:
+        """An offset from just below the log to just beyond it."""
+        low, high = self.model.start_offset - 1, self.model.end_offset + 1
+        return max(0, low + round(fraction * (high - low)))
+
+    # ------------------------------------------------------------------------------------ writing
+
+    @rule(record=records(), durability=st.sampled_from([None, None, "os", "fsync"]))
+    def append(self, record: Record, durability: str | None) -> None:
+        assert record.timestamp is not None
+        offset = self.log.append(
+            record.value,
+            key=record.key,
+            headers=record.headers,
+            timestamp=record.timestamp,
+            durability=durability,
+        )
+        expected = self.model.append(
+            record.value, key=record.key, headers=record.headers, timestamp=record.timestamp
+        )
+        assert offset == expected
+        if durability == "fsync":
+            assert self.log.durable_offset == self.log.end_offset
+
+    @rule(batch=record_lists(min_size=0))
+    def extend(self, batch: list[Record]) -> None:
+        assert self.log.extend(batch) == self.model.extend(batch)
+
+    @rule(
+        batches=st.lists(record_lists(max_value_size=2_000), min_size=1, max_size=3),
+        compression=st.sampled_from(CODECS),
+        batch_bytes=st.sampled_from([256, 1_024, 8_192]),
+    )
+    def write(self, batches: list[list[Record]], compression: str, batch_bytes: int) -> None:
+        with self.log.writer(compression=compression, batch_bytes=batch_bytes) as out:
+            for batch in batches:
+                for record in batch:
+                    out.append(
+                        record.value,
+                        key=record.key,
+                        headers=record.headers,
+                        timestamp=record.timestamp,
+                    )
+                self.model.extend(batch)
+                out.flush()
+                assert self.log.end_offset == self.model.end_offset
+
+    @rule(size=st.integers(1_000, 9_000))
+    def append_large(self, size: int) -> None:
+        assert self.log.append(bytes(size), timestamp=7) == self.model.append(
+            bytes(size), timestamp=7
+        )
+
+    # ------------------------------------------------------------------------- segments and crashes
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll()
+
+    @rule()
+    def sync(self) -> None:
+        self.log.sync()
+        assert self.log.durable_offset == self.log.end_offset
+
+    @rule()
+    def reopen(self) -> None:
+        self.log.close()
+        self.log = self.open()
+
+    @rule()
+    def crash(self) -> None:
+        """What a killed process leaves: the files as they are, nothing closed."""
+        before = self.path
+        self.incarnation += 1
+        shutil.copytree(before, self.path)
+        self.log.close()
+        shutil.rmtree(before.parent)
+        self.log = self.open()
+
+    @rule(junk=st.binary(min_size=1, max_size=100) | st.just(bytes(300)))
+    def crash_in_a_write(self, junk: bytes) -> None:
+        """The same with half a batch, or the zeros of a grown file, at the end."""
+        before = self.path
+        self.incarnation += 1
+        shutil.copytree(before, self.path)
+        last = max(self.path.glob("*.log"))
+        with last.open("ab") as file:
+            file.write(junk)
+        self.log.close()
+        shutil.rmtree(before.parent)
+        self.log = self.open()
+
+    @rule(fraction=st.floats(0, 1))
+    def truncate(self, fraction: float) -> None:
+        end = min(max(self.offset(fraction), self.model.start_offset), self.model.end_offset)
+        self.log.truncate(end)
+        self.model.truncate(end)
+
+    @rule(fraction=st.floats(0, 1))
+    def trim(self, fraction: float) -> None:
+        start = min(max(self.offset(fraction), self.model.start_offset), self.model.end_offset)
+        self.log.trim(start)
+        self.model.trim(start)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    @rule(low=st.floats(0, 1), high=st.floats(0, 1), open_ended=st.booleans())
+    def scan(self, low: float, high: float, open_ended: bool) -> None:
+        start = min(max(self.offset(low), self.model.start_offset), self.model.end_offset)
+        stop = None if open_ended else self.offset(high)
+        assert plain(self.log.scan(start, stop)) == self.model.scan(start, stop)
+
+    @rule(fraction=st.floats(0, 1), negative=st.booleans())
+    def index(self, fraction: float, negative: bool) -> None:
+        offset = self.offset(fraction)
+        inside = self.model.start_offset <= offset < self.model.end_offset
+        index = offset - self.model.end_offset if negative and inside else offset
+        if inside:
+            assert as_reference(self.log[index]) == self.model[offset]
+        else:
+            with pytest.raises(OffsetOutOfRangeError):
+                self.log[index]
+
+    @precondition(lambda self: self.model.records)
+    @rule(back=st.integers(1, 30), length=st.integers(0, 30))
+    def negative_slice(self, back: int, length: int) -> None:
+        back = min(back, len(self.model.records))
+        low = self.model.end_offset - back
+        stop = -back + length
+        expected = self.model.scan(low, low + length)
+        found = self.log[-back:] if stop >= 0 else self.log[-back:stop]
+        assert plain(found) == (self.model.scan(low) if stop >= 0 else expected)
+
+    @rule(timestamp=timestamps())
+    def find_time(self, timestamp: int) -> None:
+        assert self.log.offset_for_time(timestamp) == self.model.offset_for_time(timestamp)
+
+    @rule(fraction=st.floats(0, 1))
+    def find_time_of_a_record(self, fraction: float) -> None:
+        if self.model.records:
+            chosen = self.model.records[round(fraction * (len(self.model.records) - 1))]
+            self.find_time(chosen.timestamp)
+            self.find_time(chosen.timestamp + 1)
+
+    @rule(count=st.integers(0, 50))
+    def tail(self, count: int) -> None:
+        assert plain(self.log.tail(count)) == self.model.tail(count)
+
+    @rule()
+    def read_from_outside(self) -> None:
+        """Another handle, as another process would have it."""
+        with Partition.open(self.path, readonly=True) as reader:
+            assert reader.end_offset == self.model.end_offset
+            assert plain(reader.scan()) == self.model.scan()
+
+    @rule()
+    def check(self) -> None:
+        check_invariants(self.log)
+
+    @invariant()
+    def bounds_agree(self) -> None:
+        assert self.log.start_offset == self.model.start_offset
+        assert self.log.end_offset == self.model.end_offset
+        assert self.log.start_offset <= self.log.durable_offset <= self.log.end_offset
+
+
+def fast_directory() -> str | None:
+    """Memory, where there is some: the histories here do not depend on what a disk does."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def test_random_histories_match_the_model() -> None:
+    run_state_machine_as_test(
+        LogMachine,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=HEALTH
+        ),
+    )
+
+
+@pytest.mark.slow
+def test_many_long_random_histories_match_the_model() -> None:
+    run_state_machine_as_test(
+        LogMachine,
+        settings=settings(
+            max_examples=1_500, stateful_step_count=80, deadline=None, suppress_health_check=HEALTH
+        ),
+    )

@@ -193,7 +193,7 @@ lint-python: build
 	$(SAY) mypy '--strict $(TYPED_DIRS)'
 	@$(PY) -m mypy --strict --no-error-summary $(TYPED_DIRS)
 	$(SAY) stubs 'logstore/_native.pyi against the module'
-	@$(PY) -m mypy.stubtest logstore._native > build/stubtest.log 2>&1 \
+	@$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml logstore._native > build/stubtest.log 2>&1 \
 		|| { cat build/stubtest.log; exit 1; }
 
 # -O2, since gcc sees some faults (uninitialised, out of bounds) only while it optimises.

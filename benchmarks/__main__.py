@@ -70,7 +70,8 @@ def run(bars: list[Bar], workspace: Workspace, options: argparse.Namespace) -> i
         progress.note("logstore cannot be imported: the peers' figures alone")
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} CPUs, "
-        f"{file_system(workspace.path)}; best of {sizes.rounds} rounds after a warm-up"
+        f"{file_system(workspace.path)}, load {os.getloadavg()[0]:.1f}; "
+        f"best of {sizes.rounds} rounds or more after a warm-up"
         + (", quick sizes: the ratios mean little" if options.quick else "")
     )
     print(table.heading(), flush=True)

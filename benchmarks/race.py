@@ -2,16 +2,21 @@
 
 A shared machine is noisy, and its noise only ever slows one down: the best of several rounds is
 the steadiest figure there is, and taking turns (A B, B A, ...) lets a slow minute hit everyone.
-The first round is a warm-up and is thrown away.
+The first round is a warm-up and is thrown away.  Rounds go on past the least number of them while
+somebody still gets better: then the machine was busy, and nobody's best has been seen yet.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 Run = Callable[[], float]
 """Does the whole work once; returns its rate (units a second) over the timed part only."""
+
+GAIN = 1.02  # a best this much above the last one is news
+PATIENCE = 2  # rounds without news that end the race
+MOST = 4  # times the least number of rounds
 
 
 def race(
@@ -23,20 +28,32 @@ def race(
 ) -> dict[str, float]:
     """The best rate of each entrant.  `settle` runs before every turn, outside the clock."""
     best: dict[str, float] = {}
-    order = list(entrants)
     gc.collect()
     gc.freeze()  # a million values are not worth traversing inside somebody's timed part
     try:
-        for number in range(rounds + 1):
+        quiet = 0
+        for number, order in enumerate(turns(entrants, MOST * rounds)):
+            news = False
             for name in order:
                 if step is not None:
-                    step(f"round {number} of {rounds}, {name}")
+                    step(f"round {number}, {name}")
                 if settle is not None:
                     settle()
                 rate = entrants[name]()
                 if number:
+                    news = news or rate > GAIN * best.get(name, 0.0)
                     best[name] = max(rate, best.get(name, 0.0))
-            order.reverse()
+            quiet = 0 if news else quiet + 1
+            if number >= rounds and quiet >= PATIENCE:
+                break
     finally:
         gc.unfreeze()
     return best
+
+
+def turns(entrants: Mapping[str, Run], rounds: int) -> Iterator[list[str]]:
+    """Who runs after whom: one way, then the other; the warm-up comes on top of `rounds`."""
+    order = list(entrants)
+    for _ in range(rounds + 1):
+        yield order
+        order = order[::-1]

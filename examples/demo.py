@@ -7,6 +7,7 @@ Everything happens in a temporary directory, which is gone afterwards.
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import struct
@@ -19,6 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from logstore import Partition
+
+try:  # now, so that no figure below contains the time of an import
+    import pyarrow
+except ImportError:
+    pyarrow = None
 
 VALUE = b'{"order": 4711, "customer": "alice", "amount": "12.00", "currency": "EUR"}'.ljust(100)
 
@@ -83,12 +89,11 @@ def read(path: Path) -> None:
         with stopwatch() as t:
             value_bytes = sum(int(columns.values.lengths.sum()) for columns in log.scan().columns())
         say(f"columns: numpy arrays, {value_bytes / 1e6:,.0f} MB of values", millions(count, t[0]))
-        try:
-            with stopwatch() as t:
-                table = log.scan().to_arrow()
-        except ImportError:
+        if pyarrow is None:
             say("to_arrow() needs pyarrow: pip install 'logstore[arrow]'")
         else:
+            with stopwatch() as t:
+                table = log.scan().to_arrow()
             say(f"to_arrow(): a table of {table.num_rows:,} rows", millions(count, t[0]))
         offsets = [random.randrange(count) for _ in range(5_000)]
         with stopwatch() as t:
@@ -98,7 +103,7 @@ def read(path: Path) -> None:
         newest = log[-1]
         say(f"log[-1] is offset {newest.offset}; log.tail(3): {[r.offset for r in log.tail(3)]}")
         first = log.offset_for_time(newest.timestamp)
-        say(f"offset_for_time(its time) is {first}")
+        say(f"offset_for_time(...) of its millisecond is {first}")
 
 
 def acknowledged_before_kill(path: Path, seconds: float) -> int:
@@ -136,14 +141,16 @@ def crash(path: Path) -> None:
         end = log.end_offset
     leave_half_a_batch(path, end)
     with stopwatch() as t, Partition.open(path) as log:
-        assert log.end_offset == end
-        log.append(b"and on we go")
+        assert log.append(b"and on we go") == end
         log.check()
-    say(f"killed in mid-write: half a batch cut off, [0, {end:,}) kept", f"{t[0] * 1e3:.0f} ms")
+        (torn,) = log.recovery.torn
+    say(f"killed in mid-write: [0, {end:,}) kept", f"{t[0] * 1e3:.0f} ms")
+    say(f"cut off and set aside: {torn.size_bytes} bytes, {torn.reason}")
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    logging.getLogger("logstore").setLevel(logging.ERROR)  # the repair is told below
     with tempfile.TemporaryDirectory(prefix="logstore-demo-") as directory:
         path = Path(directory)
         append(path / "orders-0", count)

@@ -55,7 +55,9 @@ def base_offset_of(name: str) -> int:
     """The offset in front of the first dot of a recognised file's name."""
     match = _SEGMENT_FILE.match(name)
     if match is None or int(match[1]) > (1 << 63) - 1:
-        raise NotALogError(f"{name!r} has the suffix of a segment file but no offset in front of it")
+        raise NotALogError(
+            f"{name!r} has the suffix of a segment file but no offset in front of it"
+        )
     return int(match[1])
 
 

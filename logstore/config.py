@@ -49,9 +49,9 @@ class PartitionConfig:
     message_timestamp_before_max_ms: int = INT64_MAX
     message_timestamp_after_max_ms: int = INT64_MAX
     # What append() and extend() compress with.  "producer": what the writer asks for, else nothing.
-    compression_type: Literal["producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"] = (
-        "producer"
-    )
+    compression_type: Literal[
+        "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
+    ] = "producer"
     # A compressed batch that unpacks to more than this is refused, read or written.
     max_decompressed_message_bytes: int = 64 << 20
 

@@ -82,12 +82,12 @@ class RecordNotFoundError(LogStoreError, LookupError):
 
 
 class RecordTooLargeError(LogStoreError, ValueError):
-    """The record alone would make a batch of ``.size`` bytes; ``.limit`` is the configured bound."""
+    """The record alone would make a batch of ``.size`` bytes; ``.limit`` is what is allowed."""
 
-    def __init__(self, size: int, limit: int, setting: str = "max.message.bytes") -> None:
+    def __init__(self, size: int, limit: int) -> None:
         super().__init__(
-            f"the record takes {size} bytes as a batch; {setting} allows {limit}: "
-            f"raise the setting or split the value"
+            f"the record takes {size} bytes as a batch, uncompressed; the smaller of "
+            f"max.message.bytes and segment.bytes allows {limit}: raise it or split the value"
         )
         self.size = size
         self.limit = limit

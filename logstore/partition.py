@@ -76,32 +76,15 @@ _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
 
 
 class _Batches(_native.Builder):
-    """Records of one append() or extend(), on their way into the log."""
+    """Records of one append() or extend(), on their way into the log.
 
-    partition: Partition
-    offsets: range  # what has been, or is just being, written
-    holds_lock: bool
+    What does not fit into one write waits in `full`; nothing is written before all is encoded.
+    """
+
+    full: list[_native.Builder]
 
     def _hand_over(self) -> None:
-        """Write what is there.  The lock is kept until the last piece: one extend, one range."""
-        partition = self.partition
-        self._seal()
-        if not self.holds_lock:
-            partition._lock.acquire()
-            self.holds_lock = True
-        end = partition._next_offset()
-        self.offsets = range(self.offsets.start if self.offsets else end, end + self._records)
-        partition._write_locked(self)
-
-    def release_lock(self) -> None:
-        if self.holds_lock:
-            self.holds_lock = False
-            self.partition._lock.release()
-
-    @property
-    def written(self) -> range:
-        """The offsets that are in the log for certain: an emptied builder was written."""
-        return range(self.offsets.start, self.offsets.stop - self._records)
+        self._take(self.full)
 
 
 class Partition:
@@ -131,16 +114,19 @@ class Partition:
         self._spare: list[_Batches] = []
         self._warm: collections.OrderedDict[int, Segment] = collections.OrderedDict()
         self._unsynced: list[_native.File] = []
-        self._unsynced_directory = False
-        self._checkpoint_due = False
+        # Creations and renames so far, and how many of them the last directory sync covered.
+        self._directory_changes = 0
+        self._directory_synced = 0
         self._closed = False
         self._forked = False
         self._failure: BaseException | None = None
         self._owner: DirectoryLock | None = None
         self._mark: DurableMark | None = None
         self._writer: _native.SegmentWriter | None = None
-        self._segments: tuple[Segment, ...] = ()
-        self._bases: list[int] = []
+        # What readers use, replaced as one: base offsets, and the segments that have them.
+        self._view: tuple[list[int], tuple[Segment, ...]] = ([], ())
+        # A roll that an interrupt may have stopped half-way: finished by whoever comes next.
+        self._rolling: tuple[Segment, Segment] | None = None
         self._start_offset = 0
         self._dense_from = 0
         self._recovery_point = 0
@@ -232,7 +218,7 @@ class Partition:
         self._write_state(clean=False, sync=True)
         if not loaded.report.clean or created:
             # What recovery kept was perhaps never synced; make its acceptance durable.
-            self._unsynced_directory = True
+            self._directory_changes += 1
             self._commit.wait_for(self._next_offset(), loaded.durable_offset)
         self._mark.write(self._commit.durable_offset)
 
@@ -243,22 +229,29 @@ class Partition:
         except FileExistsError:
             if self._directory.size(name):
                 raise
-        self._unsynced_directory = True
+        self._directory_changes += 1
 
     def _activate(self, segment: Segment, contents: SegmentContents) -> None:
+        self._prepare(segment, contents)
+        self._writer = segment.writer
+
+    def _prepare(self, segment: Segment, contents: SegmentContents) -> None:
+        """Ready a segment for appends, as far as it alone is concerned."""
         jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
         segment.activate(
             contents,
             now_ms=self._clock.time_ms(),
             jitter_ms=random.randrange(jitter) if jitter else 0,
         )
-        self._writer = segment.writer
 
     def _publish(self, segments: Iterable[Segment]) -> None:
         """Replace the snapshot that readers use."""
         ordered = tuple(segments)
-        self._bases = [segment.base_offset for segment in ordered]
-        self._segments = ordered
+        self._view = ([segment.base_offset for segment in ordered], ordered)
+
+    @property
+    def _segments(self) -> tuple[Segment, ...]:
+        return self._view[1]
 
     def _write_state(self, *, clean: bool, sync: bool) -> None:
         active = self._segments[-1]
@@ -297,7 +290,7 @@ class Partition:
         end = self._next_offset()
         active = self._segments[-1]
         active.flush_indexes(sync=True, final=True)
-        self._unsynced_directory = True
+        self._directory_changes += 1
         self._commit.wait_for(end, end)
         self._sync_written()
         self._recovery_point = end
@@ -429,7 +422,9 @@ class Partition:
         return self._segments
 
     def _next_offset(self) -> int:
-        if self._writer is None:
+        """The end, for someone who means to change the log and holds the lock."""
+        self._finish_roll()
+        if self._writer is None or self._failure is not None:
             self._refuse()
         return cast(_native.SegmentWriter, self._writer).next_offset
 
@@ -463,13 +458,13 @@ class Partition:
             clock=self._ask_time,
             compress=codecs.compress,
         )
-        batches.partition = self
-        batches.offsets = range(0)
-        batches.holds_lock = False
+        batches.full = []
         return batches
 
     def _write_locked(self, batches: _native.Builder) -> range:
         """Append sealed batches behind the last record; roll first if they do not fit."""
+        if self._rolling is not None:
+            self._finish_roll()
         writer = self._writer
         if writer is None or self._failure is not None:
             self._refuse()
@@ -484,7 +479,7 @@ class Partition:
                 if not writer.append(batches, self._epoch, append_time, now):
                     raise InvalidRecordError(f"{batches._size_bytes} bytes do not fit a segment")
         except IndeterminateAppendError as error:
-            self._failure = error
+            self._failure = error  # whether its bytes are there cannot be known: no more appends
             raise
         if self._followers:
             with self._appended:
@@ -536,36 +531,45 @@ class Partition:
             raise
         return first
 
-    def extend(
-        self, records: Iterable[bytes | Record], *, durability: str | None = None
-    ) -> range:
+    def extend(self, records: Iterable[bytes | Record], *, durability: str | None = None) -> range:
         """Append many records, bytes or Record, and return their offsets.  One fsync for all.
 
-        All or nothing up to 16 MiB; up to max.message.bytes it is a single batch, and then whole
-        or absent after a crash as well.  More is written in pieces, in order: if one of them
-        fails, those before it are in the log.  Use `writer` for an endless stream.
+        All are encoded in memory before the first is written, so a bad record means that none is
+        appended; use `writer` for a stream.  Up to max.message.bytes they are a single batch, and
+        then all or none after a crash as well.
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
         self._check_usable()
         batches = self._batches()
-        batches.offsets = range(0)
+        batches.extend(records)
+        pieces = [*batches.full, batches]
+        for piece in pieces:
+            piece._seal()
+        first = -1
+        total = sum(piece._records for piece in pieces)
         try:
-            try:
-                batches.extend(records)
-                batches._hand_over()
-            finally:
-                batches.release_lock()
-            offsets = batches.offsets
+            with self._lock:
+                first = self._next_offset()
+                for piece in pieces:
+                    self._write_locked(piece)
+            batches.full.clear()
             self._spare.append(batches)
-            if fsync and offsets:
-                self._commit.wait_for(offsets.stop, offsets.start)
+            if fsync and total:
+                self._commit.wait_for(first + total, first)
         except KeyboardInterrupt as interrupt:
-            if batches.written:
+            if first >= 0 and pieces[0]._records == 0 < total:
                 raise InterruptedAppendError(
-                    "interrupted", offsets=batches.written
+                    "interrupted", offsets=range(first, first + total)
                 ) from interrupt
             raise
-        return offsets
+        except OSError as error:
+            if len(pieces) > 1 and pieces[0]._records == 0:
+                raise IndeterminateAppendError(
+                    f"{error}, after a part of the records was written",
+                    offsets=range(first, first + total),
+                ) from error
+            raise
+        return range(first, first + total)
 
     def writer(
         self,
@@ -582,7 +586,8 @@ class Partition:
         filled buffer is handed over anyway; None leaves that to `flush` and `close`.  With
         durability="fsync", `flush` and `close` (and the linger time) end with an fsync.
         """
-        self._next_offset()
+        with self._lock:
+            self._next_offset()
         return Writer(
             self,
             self._config,
@@ -616,27 +621,28 @@ class Partition:
     def _sync_written(self) -> int:
         """Sync every file with unsynced bytes; the end offset that is durable now."""
         with self._lock:
-            end = self._segments[-1].end_offset
-            files = [*self._unsynced, self._segments[-1].file]
-            self._unsynced = []
-            directory, self._unsynced_directory = self._unsynced_directory, False
-            checkpoint, self._checkpoint_due = self._checkpoint_due, False
-            base = self._segments[-1].base_offset
+            active = self._segments[-1]
+            end = active.end_offset
+            sealed = list(self._unsynced)
+            files = [*sealed, active.file]
+            changes = self._directory_changes
         try:
             for file in files:
                 file.datasync()
-            if directory:
+            if changes != self._directory_synced:
                 self._directory.sync()
         except OSError as error:
             self._failure = error
             raise
-        if self._mark is not None:
-            self._mark.write(end)
-        if checkpoint:
-            with self._lock:
-                if not self._closed:
-                    self._recovery_point = max(self._recovery_point, base)
-                    self._write_state(clean=False, sync=True)
+        # Only now: an interrupt above leaves everything still to be synced.
+        with self._lock:
+            self._directory_synced = changes
+            self._unsynced = [file for file in self._unsynced if file not in sealed]
+            if self._mark is not None:
+                self._mark.write(end)
+            if active.base_offset > self._recovery_point and active.writer is not None:
+                self._recovery_point = active.base_offset
+                self._write_state(clean=False, sync=True)
         return end
 
     # ---- rolling and cutting ----
@@ -662,15 +668,25 @@ class Partition:
         old.flush_indexes(final=True)
         self._unsynced.append(old.file)
         new = self._make_segment(base_offset, base_offset >= self._dense_from)
-        self._activate(new, empty_contents(base_offset))
-        old.seal(base_offset)
-        self._checkpoint_due = True
-        self._publish((*self._segments, new))
-        self._keep_warm(old)
+        self._prepare(new, empty_contents(base_offset))
+        self._rolling = (old, new)
+        self._finish_roll()
         log.info("%s rolled at offset %d", self.name, base_offset)
         while len(self._unsynced) > UNSYNCED_SEGMENTS:
             self._unsynced[0].datasync()
             del self._unsynced[0]
+
+    def _finish_roll(self) -> None:
+        """The part of a roll that must happen as one; may be repeated after an interrupt."""
+        if self._rolling is None:
+            return
+        old, new = self._rolling
+        old.seal(new.base_offset)
+        if self._segments[-1] is not new:
+            self._publish((*self._segments, new))
+        self._writer = new.writer
+        self._keep_warm(old)
+        self._rolling = None
 
     def trim(self, start_offset: int) -> None:
         """Forget all records below `start_offset`; whole segments below it are deleted."""
@@ -685,7 +701,7 @@ class Partition:
             self._start_offset = start_offset
             self._recovery_point = max(self._recovery_point, min(start_offset, end))
             self._write_state(clean=False, sync=True)
-            keep = max(0, bisect.bisect_right(self._bases, start_offset) - 1)
+            keep = max(0, bisect.bisect_right(self._view[0], start_offset) - 1)
             dropped, kept = self._segments[:keep], self._segments[keep:]
             self._publish(kept)
             self._delete_segments(dropped)
@@ -719,11 +735,17 @@ class Partition:
                 raise OffsetOutOfRangeError(
                     end_offset, start=self._start_offset, end=end, where=self.name
                 )
-            if end_offset < end:
+            if end_offset == end:
+                return
+            try:
                 self._truncate_locked(end_offset)
+            except BaseException as error:
+                # Whatever stopped it half-way, the plan is on disk: opening again finishes the cut.
+                self._failure = self._failure or error
+                raise
 
     def _truncate_locked(self, end_offset: int) -> None:
-        number = max(0, bisect.bisect_right(self._bases, end_offset) - 1)
+        number = max(0, bisect.bisect_right(self._view[0], end_offset) - 1)
         last = self._segments[number]
         if end_offset == last.base_offset and number > 0:
             # Nothing of this segment stays, but its base is where the log goes on: keep it, empty.
@@ -742,7 +764,7 @@ class Partition:
         )
         plan.write(self._directory)
         self._unsynced = []
-        last.file.truncate(position)  # moves the readers' end before the bytes go
+        last.file.end = position  # readers stop there before the bytes go
         plan.apply(self._directory)
         for segment in (last, *later):
             self._warm.pop(segment.base_offset, None)
@@ -759,7 +781,7 @@ class Partition:
             else:
                 self._replace_empty(last, end_offset)
         self._directory.unlink("truncate.plan")
-        self._unsynced_directory = True
+        self._directory_changes += 1
         self._commit.wait_for(end_offset, end_offset)
 
     def _replace_empty(self, segment: Segment, base_offset: int) -> None:
@@ -847,9 +869,7 @@ class Partition:
         end = self.end_offset
         wanted = offset + end if offset < 0 else offset
         if not self._start_offset <= wanted < end:
-            raise OffsetOutOfRangeError(
-                offset, start=self._start_offset, end=end, where=self.name
-            )
+            raise OffsetOutOfRangeError(offset, start=self._start_offset, end=end, where=self.name)
         record = self.segment_for(wanted).get(wanted)
         if record is None:
             raise RecordNotFoundError(wanted, where=self.name)
@@ -921,10 +941,7 @@ class Partition:
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
         self._check_usable()
-        while True:
-            segments, bases = self._segments, self._bases
-            if len(segments) == len(bases):
-                break
+        bases, segments = self._view
         segment = segments[max(0, bisect.bisect_right(bases, offset) - 1)]
         if segment.sealed:
             self._keep_warm(segment)

@@ -78,7 +78,8 @@ class BytesColumn(Sequence[bytes | None]):
         if valid is None:
             return numpy.zeros(len(self), numpy.bool_)
         bits = numpy.unpackbits(numpy.frombuffer(valid, numpy.uint8), bitorder="little")
-        return bits[: len(self)] == 0
+        nulls: npt.NDArray[np.bool_] = bits[: len(self)] == 0
+        return nulls
 
     def to_arrow(self, type_: Any = None) -> pa.Array:
         """As an Arrow binary array on the same memory."""

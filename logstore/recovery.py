@@ -319,9 +319,7 @@ class _Loader:
                 segment.next_base = None
                 break
         if needs_roll:
-            contents = dataclasses.replace(
-                contents, next_offset=max(contents.next_offset, durable)
-            )
+            contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
         durable = min(durable, contents.next_offset)
         return LoadedLog(segments, contents, 0, min(recovery_point, contents.next_offset), durable,
                          state.dense_from if state else 0, self.report, needs_roll)  # fmt: skip
@@ -414,8 +412,9 @@ class _Loader:
                 file.close()
             segment.release()
         self.report.torn.append(
-            TornTail(segment.path, position, size - position, contents.next_offset, kept,
-                     contents.reason)  # fmt: skip
+            TornTail(
+                segment.path, position, size - position, contents.next_offset, kept, contents.reason
+            )
         )
         log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
 
@@ -460,9 +459,7 @@ class _Loader:
                 segment.release()
                 self.set_aside(segment, f"the log ends below its start offset {start}")
         segment = self.make_segment(start, True)
-        return LoadedLog(
-            [segment], empty_contents(start), start, start, start, start, self.report
-        )
+        return LoadedLog([segment], empty_contents(start), start, start, start, start, self.report)
 
     # ---- an interrupted truncation ----
 
@@ -522,5 +519,3 @@ class TruncationPlan:
         for suffix in (".index", ".timeindex"):
             directory.unlink(segment_name(self.base_offset, suffix))
         directory.sync()
-
-

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logstore import _native
 from logstore.errors import OffsetOutOfRangeError
@@ -115,6 +115,8 @@ class Scan:
     ) -> Iterator[Columns]:
         """Chunks of at most `rows` records as arrays; `fields` limits what is decoded."""
         mask = field_mask(fields)
+        if rows < 1:
+            raise ValueError(f"rows must be at least 1, not {rows}")
         left = INT64_MAX if self._max_records is None else self._max_records
         hint = 0
         chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)

@@ -162,7 +162,8 @@ class Segment:
 
     def __repr__(self) -> str:
         state = "sealed" if self.sealed else "active"
-        return f"<Segment {self._topic}-{self._number} {self.base_offset}..{self.end_offset} {state}>"
+        name = f"{self._topic}-{self._number}"
+        return f"<Segment {name} [{self.base_offset}, {self.end_offset}) {state}>"
 
     # ---- reading ----
 
@@ -219,7 +220,7 @@ class Segment:
     @property
     def offset_max(self) -> int:
         """No sound batch of this segment holds an offset above this."""
-        return (self.base_offset + RELATIVE_MAX if self.next_base is None else self.next_base - 1)
+        return self.base_offset + RELATIVE_MAX if self.next_base is None else self.next_base - 1
 
     def release(self) -> None:
         """Forget descriptor and indexes.  Scans under way keep the file open by themselves."""

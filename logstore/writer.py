@@ -14,6 +14,7 @@ import contextlib
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -31,10 +32,10 @@ class Target(Protocol):
 
     @property
     def name(self) -> str: ...
-    def write_batches(self, batches: _native.Builder) -> range:
-        """Append sealed batches; an empty builder afterwards means that they are in the log."""
+    def write_batches(self, batches: _native.Builder, /) -> range:
+        """Append batches; an empty builder afterwards means that they are in the log."""
 
-    def make_durable(self, offsets: range) -> None:
+    def make_durable(self, offsets: range, /) -> None:
         """Return when the log is on stable storage up to the end of the range."""
 
 
@@ -69,7 +70,7 @@ class Writer(_native.Builder):
         cls,
         target: Target,
         config: PartitionConfig,
-        clock: object,
+        clock: Callable[[], int] | None,
         *,
         batch_bytes: int,
         compression: str | None,
@@ -88,7 +89,7 @@ class Writer(_native.Builder):
 
         if codec or compression_level is not None:
             compress(codec, memoryview(b""))  # a missing package or a bad level shows now
-        self = super().__new__(
+        return super().__new__(
             cls,
             **buffer_sizes(config, batch_bytes, WRITE_BYTES),
             codec=codec,
@@ -97,15 +98,27 @@ class Writer(_native.Builder):
             clock=clock,
             compress=compress,
         )
+
+    def __init__(
+        self,
+        target: Target,
+        config: PartitionConfig,
+        clock: Callable[[], int] | None,
+        *,
+        linger: float | None,
+        durability: str,
+        **options: object,
+    ) -> None:
+        self._closed = True  # until all is in place: see __del__
         self._target = target
         self._fsync = wants_fsync(durability)
         self._order = threading.RLock()  # one hand-over at a time, in order
         self._unwritten: list[_native.Builder] = []
         self._failure: IndeterminateAppendError | None = None
         self._offsets = range(0)
-        self._closed = False
         self._hand_overs = 0
         self._wake = threading.Event()
+        self._closed = False
         if linger is not None:
             threading.Thread(
                 target=_hand_over_lingering,
@@ -113,10 +126,6 @@ class Writer(_native.Builder):
                 name=f"{target.name} writer",
                 daemon=True,
             ).start()
-        return self
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
 
     @property
     def closed(self) -> bool:

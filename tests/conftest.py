@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,28 @@ def new_files(before: dict[int, str]) -> dict[int, str]:
     return {fd: path for fd, path in open_files().items() if before.get(fd) != path}
 
 
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def no_file_stays_open() -> Iterator[None]:
+def no_file_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """Sockets and pipes are left out: they belong to clients and interpreters under test."""
     if not Path("/proc/self/fd").is_dir():
         yield
         return
     before = open_files()
     yield
+    if request.node.stash.get(FAILED, False):
+        return  # its traceback keeps everything alive; one message is enough
     if new_files(before):
         gc.collect()  # an iterator that was dropped half-way may still hold its file
     left = new_files(before)

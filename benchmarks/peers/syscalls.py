@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -73,18 +74,21 @@ def write_and_sync_in_threads(path: Path, pieces: Sequence[bytes], threads: int)
 
 
 def read(files: Sequence[Path]) -> float:
-    """Bytes a second of `preadv` into one reused 1 MiB buffer."""
-    buffers = [bytearray(CHUNK_BYTES)]
+    """Bytes a second of `preadv` into one reused, page-aligned 1 MiB buffer.
+
+    A bytearray would begin 16 bytes into a page, and some processors then copy five times slower.
+    """
     preadv = os.preadv
     total, elapsed = 0, 0.0
-    for file in files:
-        with descriptor(file, os.O_RDONLY) as fd:
-            position = 0
-            started = perf_counter()
-            while got := preadv(fd, buffers, position):
-                position += got
-            elapsed += perf_counter() - started
-            total += position
+    with mmap.mmap(-1, CHUNK_BYTES) as buffer:
+        for file in files:
+            with descriptor(file, os.O_RDONLY) as fd:
+                position = 0
+                started = perf_counter()
+                while got := preadv(fd, [buffer], position):
+                    position += got
+                elapsed += perf_counter() - started
+                total += position
     return total / elapsed
 
 

@@ -178,51 +178,207 @@ static inline bool full(const ls_columns *columns)
            columns->header_names.size > columns->bytes_max;
 }
 
-ls_code ls_columns_fill(ls_columns *columns, ls_records *records, int64_t start, int64_t stop,
+/* One record the careful way. */
+static ls_code fill_one(ls_columns *columns, ls_records *records, int64_t start, int64_t stop,
                         bool *stopped)
 {
     unsigned fields = columns->fields;
-    *stopped = false;
+    const uint8_t *at = records->at;
+    int32_t previous_delta = records->previous_delta;
+    ls_record record;
+    ls_code code = ls_records_next(records, &record);
+    if (code != LS_OK || record.offset < start) {
+        return code;
+    }
+    if (record.offset >= stop) {
+        records->at = at;              /* not consumed */
+        records->previous_delta = previous_delta;
+        records->remaining++;
+        *stopped = true;
+        return LS_OK;
+    }
+    size_t row = columns->rows;
+    if (fields & LS_COLUMN_OFFSET) {
+        columns->offsets[row] = record.offset;
+    }
+    if (fields & LS_COLUMN_TIMESTAMP) {
+        columns->timestamps[row] = record.timestamp;
+    }
+    if ((fields & LS_COLUMN_KEY) &&
+        !put(&columns->keys, record.key, record.key_size, records->end)) {
+        return LS_E_NO_MEMORY;
+    }
+    if ((fields & LS_COLUMN_VALUE) &&
+        !put(&columns->values, record.value, record.value_size, records->end)) {
+        return LS_E_NO_MEMORY;
+    }
+    if (fields & LS_COLUMN_HEADERS) {
+        if (record.header_count != 0 && !put_headers(columns, &record)) {
+            return LS_E_NO_MEMORY;
+        }
+        columns->header_ends[row + 1] = (int32_t)columns->header_names.rows;
+    }
+    columns->rows++;
+    return LS_OK;
+}
+
+/* The quick way works in blocks: first the places of all fields, then each column in a loop of its
+ * own.  Small loops keep everything in registers, and what is alike in a block (no keys, no headers)
+ * is done at once. */
+enum { BLOCK_ROWS = 128 };
+
+typedef struct {
+    const uint8_t *keys[BLOCK_ROWS];
+    const uint8_t *values[BLOCK_ROWS];
+    int32_t key_sizes[BLOCK_ROWS];     /* -1: null */
+    int32_t value_sizes[BLOCK_ROWS];
+    int64_t offsets[BLOCK_ROWS];
+    int64_t timestamps[BLOCK_ROWS];
+    size_t key_bytes;
+    size_t value_bytes;
+    size_t keys_null;
+    size_t values_null;
+} row_block;
+
+static size_t parse_block(row_block *block, ls_records *shared, size_t rows_max)
+{
+    ls_records records = *shared;      /* local: no store below can be a change of it */
+    size_t rows = 0;
+    size_t key_bytes = 0, value_bytes = 0, keys_null = 0, values_null = 0;
+    ls_record record;
+    while (rows < rows_max && ls_records_quick(&records, &record)) {
+        block->offsets[rows] = record.offset;
+        block->timestamps[rows] = record.timestamp;
+        block->keys[rows] = record.key;
+        block->values[rows] = record.value;
+        block->key_sizes[rows] = record.key_size;
+        block->value_sizes[rows] = record.value_size;
+        key_bytes += (size_t)(record.key_size < 0 ? 0 : record.key_size);
+        value_bytes += (size_t)(record.value_size < 0 ? 0 : record.value_size);
+        keys_null += record.key_size < 0;
+        values_null += record.value_size < 0;
+        rows++;
+    }
+    *shared = records;
+    block->key_bytes = key_bytes;
+    block->value_bytes = value_bytes;
+    block->keys_null = keys_null;
+    block->values_null = values_null;
+    return rows;
+}
+
+static void clear_bits(uint8_t *bits, size_t from, size_t count)
+{
+    size_t end = from + count;
+    while (from < end && from % 8 != 0) {
+        bits[from / 8] &= (uint8_t)~(1u << (from % 8));
+        from++;
+    }
+    size_t whole = (end - from) / 8;
+    memset(bits + from / 8, 0, whole);
+    for (from += whole * 8; from < end; from++) {
+        bits[from / 8] &= (uint8_t)~(1u << (from % 8));
+    }
+}
+
+static void put_block(ls_bytes_column *column, const uint8_t *const *bytes, const int32_t *sizes,
+                      size_t rows, size_t nulls, const uint8_t *readable)
+{
+    size_t row = column->rows;
+    int32_t *ends = column->ends + row + 1;
+    uint8_t *data = column->data;
+    size_t at = column->size;
+    if (nulls == rows) {
+        for (size_t i = 0; i < rows; i++) {
+            ends[i] = (int32_t)at;
+        }
+        clear_bits(column->valid, row, rows);
+    } else {
+        for (size_t i = 0; i < rows; i++) {
+            int32_t size = sizes[i];
+            if (size > 0) {
+                copy(data + at, bytes[i], (size_t)size, readable);
+                at += (size_t)size;
+            } else if (size < 0) {
+                clear_bits(column->valid, row + i, 1);
+            }
+            ends[i] = (int32_t)at;
+        }
+    }
+    column->size = at;
+    column->rows = row + rows;
+    column->nulls += (int64_t)nulls;
+}
+
+static bool ensure(ls_bytes_column *column, size_t bytes)
+{
+    return column->capacity - column->size >= bytes || grow_data(column, bytes);
+}
+
+/* As many records as the quick way can take, all known to lie in the wanted range. */
+static ls_code fill_quick(ls_columns *columns, ls_records *records)
+{
+    unsigned fields = columns->fields;
+    row_block block;
     while (!full(columns)) {
-        const uint8_t *at = records->at;
-        int32_t previous_delta = records->previous_delta;
-        ls_record record;
-        ls_code code = ls_records_next(records, &record);
-        if (code != LS_OK) {
-            return code;
+        size_t room = columns->rows_max - columns->rows;
+        ls_records before = *records;
+        size_t rows = parse_block(&block, records, room < BLOCK_ROWS ? room : BLOCK_ROWS);
+        if (rows == 0) {
+            return LS_OK;
         }
-        if (record.offset < start) {
-            continue;
-        }
-        if (record.offset >= stop) {
-            records->at = at;          /* not consumed */
-            records->previous_delta = previous_delta;
-            records->remaining++;
-            *stopped = true;
+        if (block.value_bytes > columns->bytes_max || block.key_bytes > columns->bytes_max) {
+            *records = before;         /* huge records: one by one, so that the bound holds */
             return LS_OK;
         }
         size_t row = columns->rows;
         if (fields & LS_COLUMN_OFFSET) {
-            columns->offsets[row] = record.offset;
+            memcpy(columns->offsets + row, block.offsets, rows * sizeof(int64_t));
         }
         if (fields & LS_COLUMN_TIMESTAMP) {
-            columns->timestamps[row] = record.timestamp;
+            memcpy(columns->timestamps + row, block.timestamps, rows * sizeof(int64_t));
         }
-        if ((fields & LS_COLUMN_KEY) &&
-            !put(&columns->keys, record.key, record.key_size, records->end)) {
-            return LS_E_NO_MEMORY;
-        }
-        if ((fields & LS_COLUMN_VALUE) &&
-            !put(&columns->values, record.value, record.value_size, records->end)) {
-            return LS_E_NO_MEMORY;
-        }
-        if (fields & LS_COLUMN_HEADERS) {
-            if (record.header_count != 0 && !put_headers(columns, &record)) {
+        if (fields & LS_COLUMN_KEY) {
+            if (!ensure(&columns->keys, block.key_bytes)) {
                 return LS_E_NO_MEMORY;
             }
-            columns->header_ends[row + 1] = (int32_t)columns->header_names.rows;
+            put_block(&columns->keys, block.keys, block.key_sizes, rows, block.keys_null,
+                      records->end);
         }
-        columns->rows++;
+        if (fields & LS_COLUMN_VALUE) {
+            if (!ensure(&columns->values, block.value_bytes)) {
+                return LS_E_NO_MEMORY;
+            }
+            put_block(&columns->values, block.values, block.value_sizes, rows, block.values_null,
+                      records->end);
+        }
+        if (fields & LS_COLUMN_HEADERS) {
+            for (size_t i = 0; i < rows; i++) {
+                columns->header_ends[row + i + 1] = (int32_t)columns->header_names.rows;
+            }
+        }
+        columns->rows = row + rows;
+    }
+    return LS_OK;
+}
+
+ls_code ls_columns_fill(ls_columns *columns, ls_records *records, int64_t start, int64_t stop,
+                        bool *stopped)
+{
+    *stopped = false;
+    bool inside = records->base_offset >= start &&
+                  records->base_offset + records->last_offset_delta < stop;
+    while (!full(columns)) {
+        if (inside) {
+            ls_code code = fill_quick(columns, records);
+            if (code != LS_OK || full(columns)) {
+                return code;
+            }
+        }
+        ls_code code = fill_one(columns, records, start, stop, stopped);
+        if (code != LS_OK || *stopped) {
+            return code;
+        }
     }
     return LS_OK;
 }

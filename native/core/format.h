@@ -123,6 +123,12 @@ static inline uint8_t *ls_varint_store(uint8_t *p, uint64_t zigzag)
     return p;
 }
 
+static inline int32_t ls_unzigzag32(uint32_t v) { return (int32_t)((v >> 1) ^ (0u - (v & 1))); }
+static inline int64_t ls_unzigzag64(uint64_t v)
+{
+    return (int64_t)((v >> 1) ^ (UINT64_C(0) - (v & 1)));
+}
+
 static inline size_t ls_varint32_load(const uint8_t *p, const uint8_t *end, int32_t *out)
 {
     uint32_t zigzag = 0;
@@ -136,11 +142,33 @@ static inline size_t ls_varint32_load(const uint8_t *p, const uint8_t *end, int3
             if (i == 4 && byte > 0x0f) {
                 return 0;              /* more than 32 bits */
             }
-            *out = (int32_t)((zigzag >> 1) ^ (0u - (zigzag & 1)));
+            *out = ls_unzigzag32(zigzag);
             return i + 1;
         }
     }
     return 0;
+}
+
+/* The same where at least 8 bytes can be read: one to three bytes are taken without a loop, which is
+ * nearly all there is; NULL for anything longer, which the careful way then reads. */
+static inline const uint8_t *ls_varint_quick(const uint8_t *p, uint32_t *zigzag)
+{
+    uint32_t byte = p[0];
+    uint32_t value = byte & 0x7f;
+    if (byte < 0x80) {
+        *zigzag = value;
+        return p + 1;
+    }
+    byte = p[1];
+    value |= (byte & 0x7f) << 7;
+    if (byte < 0x80) {
+        *zigzag = value;
+        return p + 2;
+    }
+    byte = p[2];
+    value |= (byte & 0x7f) << 14;
+    *zigzag = value;
+    return byte < 0x80 ? p + 3 : NULL;
 }
 
 static inline size_t ls_varint64_load(const uint8_t *p, const uint8_t *end, int64_t *out)
@@ -156,7 +184,7 @@ static inline size_t ls_varint64_load(const uint8_t *p, const uint8_t *end, int6
             if (i == 9 && byte > 0x01) {
                 return 0;              /* more than 64 bits */
             }
-            *out = (int64_t)((zigzag >> 1) ^ (0u - (zigzag & 1)));
+            *out = ls_unzigzag64(zigzag);
             return i + 1;
         }
     }

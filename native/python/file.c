@@ -237,6 +237,9 @@ static int file_set_end(FileObject *self, PyObject *value, void *Py_UNUSED(closu
         }
         return -1;
     }
+    if (end < atomic_load_explicit(&self->end, memory_order_relaxed) && !self->busy) {
+        self->window.filled = 0;       /* what it holds may be cut and rewritten */
+    }
     atomic_store_explicit(&self->end, end, memory_order_release);
     return 0;
 }

@@ -5,6 +5,9 @@
 
 static PyObject *prefix_result(const ls_prefix *prefix, ls_status status)
 {
+    /* An empty index has no memory; "y#" would make None of that. */
+    const char *offsets = (const char *)prefix->index.offsets.data;
+    const char *times = (const char *)prefix->index.times.data;
     const char *kind = status.code == LS_END ? "end" : status.code == LS_E_LEGACY ? "legacy" : "bad";
     return Py_BuildValue(
         "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:y#,s:y#,s:s,s:s}", "position", (long long)prefix->position,
@@ -13,8 +16,8 @@ static PyObject *prefix_result(const ls_prefix *prefix, ls_status status)
         (long long)prefix->index.max_timestamp, "max_timestamp_offset",
         (long long)prefix->index.max_timestamp_offset, "last_indexed_position",
         (long long)prefix->index.last_indexed_position, "offsets",
-        (const char *)prefix->index.offsets.data, (Py_ssize_t)prefix->index.offsets.size, "times",
-        (const char *)prefix->index.times.data, (Py_ssize_t)prefix->index.times.size, "stopped",
+        offsets == NULL ? "" : offsets, (Py_ssize_t)prefix->index.offsets.size, "times",
+        times == NULL ? "" : times, (Py_ssize_t)prefix->index.times.size, "stopped",
         kind, "reason", status.reason);
 }
 

@@ -467,7 +467,10 @@ static PyObject *scan_next(SegmentScanObject *self)
             }
         }
         ls_record record;
-        ls_code code = ls_records_next(&self->records, &record);
+        ls_code code = LS_OK;
+        if (!ls_records_quick(&self->records, &record)) {
+            code = ls_records_next(&self->records, &record);
+        }
         if (code == LS_OK) {
             if (record.offset < self->start) {
                 continue;
@@ -699,8 +702,12 @@ static PyObject *scan_get(PyObject *type_object, PyObject *const *args, Py_ssize
     ls_record record;
     ls_code code;
     ls_records_open(&records, &batch, payload, size);
-    while ((code = ls_records_next(&records, &record)) == LS_OK && record.offset < offset) {
-    }
+    do {
+        code = LS_OK;
+        if (!ls_records_quick(&records, &record)) {
+            code = ls_records_next(&records, &record);
+        }
+    } while (code == LS_OK && record.offset < offset);
     if (code == LS_OK && record.offset == offset) {
         result = ls_record_from(module, &record, args[4] == Py_None ? NULL : args[4], partition);
     } else if (code == LS_E_CORRUPT) {

@@ -1,0 +1,185 @@
+"""The names and signatures people hold in their hands.
+
+A failure here means that a promise changed: change this file only together with CHANGELOG.md.
+Additions are fine, and are added below; what is listed does not go away quietly.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import logstore
+from logstore import Columns, OffsetIndex, Partition, Record, Scan, Segment, TimeIndex, Writer
+
+NAMES = {
+    *("BytesColumn", "Columns", "OffsetIndex", "Partition", "Record", "Scan", "Segment"),
+    *("TimeIndex", "Writer"),
+    *("Clock", "ManualClock", "SystemClock"),
+    *("ConfigError", "PartitionConfig"),
+    *("Damage", "RecoveryReport", "Skipped", "TornTail"),
+    *("ClosedError", "CorruptLogError", "DiskFullError", "ForkedHandleError"),
+    *("IndeterminateAppendError", "InterruptedAppendError", "InvalidNameError"),
+    *("InvalidRecordError", "LockedError", "LogStoreError", "NotALogError"),
+    *("OffsetOutOfRangeError", "ReadOnlyError", "RecordNotFoundError", "RecordTooLargeError"),
+    "UnsupportedFormatError",
+}
+
+SIGNATURES = [
+    (
+        Partition.open,
+        "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
+        "progress=None)",
+    ),
+    (Partition.append, "(self, value, *, key=None, headers=(), timestamp=None, durability=None)"),
+    (Partition.extend, "(self, records, *, durability=None)"),
+    (
+        Partition.writer,
+        "(self, *, batch_bytes=65536, compression=None, compression_level=None, linger=1.0, "
+        "durability=None)",
+    ),
+    (
+        Partition.scan,
+        "(self, start=None, stop=None, *, isolation='read_uncommitted', follow=False, "
+        "timeout=None, max_records=None, on_corrupt='raise')",
+    ),
+    (Partition.tail, "(self, n)"),
+    (Partition.offset_for_time, "(self, when)"),
+    (Partition.read_batches, "(self, offset, max_bytes=1048576)"),
+    (Partition.truncate, "(self, end_offset)"),
+    (Partition.trim, "(self, start_offset)"),
+    (Partition.roll, "(self)"),
+    (Partition.sync, "(self)"),
+    (Partition.close, "(self)"),
+    (Partition.check, "(self)"),
+    (Scan.columns, "(self, rows=65536, *, fields=None)"),
+    (Scan.batches, "(self)"),
+    (Scan.to_arrow, "(self, *, fields=None)"),
+    (Scan.to_pandas, "(self, *, fields=None)"),
+    (Writer.append, "(self, /, value, *, key=None, headers=(), timestamp=None)"),
+    (Writer.flush, "(self)"),
+    (Writer.close, "(self)"),
+    (Segment.check, "(self)"),
+    (OffsetIndex.lookup, "(self, offset)"),
+    (TimeIndex.lookup, "(self, timestamp)"),
+]
+
+ATTRIBUTES = {
+    Partition: {
+        *("path", "topic", "number", "closed", "readonly", "config"),
+        *("start_offset", "end_offset", "durable_offset", "high_watermark", "last_stable_offset"),
+        *("segments", "recovery"),
+    },
+    Scan: {"next_offset"},
+    Writer: {"closed"},
+    Record: {"value", "key", "headers", "timestamp", "offset", "partition", "topic"},
+    Columns: {"offsets", "timestamps", "keys", "values"},
+    Segment: {
+        *("base_offset", "end_offset", "size_bytes", "max_timestamp", "sealed"),
+        *("offset_index", "time_index"),
+    },
+}
+
+# What `except` can rely on, besides LogStoreError.
+CAUGHT_AS = {
+    "ClosedError": ValueError,
+    "ConfigError": ValueError,
+    "CorruptLogError": ValueError,
+    "DiskFullError": OSError,
+    "ForkedHandleError": logstore.ClosedError,
+    "IndeterminateAppendError": OSError,
+    "InterruptedAppendError": KeyboardInterrupt,
+    "InvalidNameError": ValueError,
+    "InvalidRecordError": ValueError,
+    "LockedError": OSError,
+    "NotALogError": ValueError,
+    "OffsetOutOfRangeError": IndexError,
+    "ReadOnlyError": ValueError,
+    "RecordNotFoundError": LookupError,
+    "RecordTooLargeError": ValueError,
+    "UnsupportedFormatError": ValueError,
+}
+
+
+def shape(function: Callable[..., object]) -> str:
+    """The signature without its annotations."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(logstore.__all__) == NAMES
+    assert len(logstore.__all__) == len(NAMES)
+    assert all(hasattr(logstore, name) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), SIGNATURES, ids=[f.__qualname__ for f, _ in SIGNATURES]
+)
+def test_a_signature_stays_as_it_is(function: Callable[..., object], expected: str) -> None:
+    assert shape(function) == expected
+
+
+@pytest.mark.parametrize("name", sorted(CAUGHT_AS))
+def test_an_error_is_caught_by_its_family_and_by_its_builtin(name: str) -> None:
+    error = getattr(logstore, name)
+    assert issubclass(error, logstore.LogStoreError)
+    assert issubclass(error, CAUGHT_AS[name])
+
+
+def test_every_error_has_a_builtin_family() -> None:
+    errors = {
+        name
+        for name in logstore.__all__
+        if inspect.isclass(found := getattr(logstore, name)) and issubclass(found, BaseException)
+    }
+    assert errors - {"LogStoreError"} == set(CAUGHT_AS)
+
+
+def test_the_named_attributes_are_there(log: Partition) -> None:
+    log.append(b"value", key=b"key")
+    scan = log.scan()
+    with log.writer() as writer:
+        examples = [log, scan, writer, log[0], next(scan.columns()), log.segments[0]]
+        for example in examples:
+            (kind,) = [kind for kind in ATTRIBUTES if isinstance(example, kind)]
+            missing = {name for name in ATTRIBUTES[kind] if not hasattr(example, name)}
+            assert not missing, kind
+
+
+def test_every_public_class_says_what_it_is() -> None:
+    silent = [
+        name for name in logstore.__all__ if not (getattr(logstore, name).__doc__ or "").strip()
+    ]
+    assert not silent
+
+
+def test_a_record_cannot_be_changed(log: Partition) -> None:
+    log.append(b"value")
+    record = log[0]
+    with pytest.raises(AttributeError):
+        record.value = b"other"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        record.extra = 1  # type: ignore[attr-defined]
+    assert record.value == b"value"
+
+
+def test_a_partition_has_no_length_and_is_not_pickled(log: Partition) -> None:
+    with pytest.raises(TypeError):
+        len(log)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        pickle.dumps(log)
+
+
+def test_the_version_has_one_home() -> None:
+    assert metadata.version("logstore") == logstore.__version__
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(logstore.__file__).parent / "py.typed").is_file()

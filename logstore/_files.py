@@ -74,6 +74,7 @@ class Directory:
     """An open directory.  `path` is for messages only; access goes through the descriptor."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+        self.fd = -1
         self.path = Path(path)
         if create and not self.path.exists():
             self._create()

@@ -25,6 +25,7 @@ class PartitionState:
     """How a partition was left.  `clean` speaks only for a directory that still looks the same."""
 
     clean: bool
+    version: int  # moves when the log changed by more than an append: readers start over
     boot: str  # the machine's boot in which it was last opened for writing
     recovery_point: int  # everything below this offset was durable and checked
     start_offset: int

@@ -4,8 +4,8 @@ Whoever needs its records durable queues for the right to sync; when its turn co
 that a sync before it has covered its records already.  So while one sync runs, any number of
 appends gather behind it and share the next one.
 
-A failed sync is final: the kernel may have dropped the pages and would report success the next time,
-so nobody is told "durable" by this object again.
+A failed sync is final: the kernel may have dropped the pages and would report success the next
+time, so nobody is told "durable" by this object again.
 
 The only lock is taken by `with`, so that an interrupt at any point leaves nothing held.
 """

@@ -57,7 +57,15 @@ from logstore.errors import (
     RecordNotFoundError,
 )
 from logstore.record import Record
-from logstore.recovery import LoadedLog, RecoveryProgress, RecoveryReport, TruncationPlan, load
+from logstore.recovery import (
+    TRUNCATION_PLAN,
+    LoadedLog,
+    RecoveryProgress,
+    RecoveryReport,
+    TruncationPlan,
+    load,
+    refuse_foreign,
+)
 from logstore.scan import Scan
 from logstore.segment import Segment, SegmentContents, empty_contents
 from logstore.writer import Writer, buffer_sizes, codec_number
@@ -129,6 +137,7 @@ class Partition:
         self._rolling: tuple[Segment, Segment] | None = None
         self._start_offset = 0
         self._dense_from = 0
+        self._version = 0
         self._recovery_point = 0
         self._epoch = 0
         self._commit = GroupCommit(self._sync_written, 0)
@@ -164,6 +173,7 @@ class Partition:
         self = cls(directory, readonly=readonly, durability=durability, config=settings,
                    clock=clock)  # fmt: skip
         try:
+            refuse_foreign(directory)
             if not readonly:
                 self._owner = DirectoryLock(directory)
             self._load(progress)
@@ -184,6 +194,7 @@ class Partition:
         self.recovery = loaded.report
         self._start_offset = loaded.start_offset
         self._dense_from = loaded.dense_from
+        self._version = loaded.version
         self._recovery_point = loaded.recovery_point
         if self._readonly:
             self._load_readonly(loaded)
@@ -215,6 +226,7 @@ class Partition:
             self._roll_locked(loaded.contents.next_offset)
         self._commit.durable_offset = loaded.durable_offset
         # Before anything can change: from now on a crash finds "not clean".
+        self._version += 1
         self._write_state(clean=False, sync=True)
         if not loaded.report.clean or created:
             # What recovery kept was perhaps never synced; make its acceptance durable.
@@ -258,6 +270,7 @@ class Partition:
         assert active.writer is not None
         PartitionState(
             clean=clean,
+            version=self._version,
             boot=boot_id(),
             recovery_point=self._recovery_point,
             start_offset=self._start_offset,
@@ -699,6 +712,7 @@ class Partition:
             if start_offset <= self._start_offset:
                 return
             self._start_offset = start_offset
+            self._version += 1
             self._recovery_point = max(self._recovery_point, min(start_offset, end))
             self._write_state(clean=False, sync=True)
             keep = max(0, bisect.bisect_right(self._view[0], start_offset) - 1)
@@ -780,8 +794,10 @@ class Partition:
                 self._roll_locked(end_offset)
             else:
                 self._replace_empty(last, end_offset)
-        self._directory.unlink("truncate.plan")
+        self._directory.unlink(TRUNCATION_PLAN)
         self._directory_changes += 1
+        self._version += 1
+        self._write_state(clean=False, sync=True)
         self._commit.wait_for(end_offset, end_offset)
 
     def _replace_empty(self, segment: Segment, base_offset: int) -> None:
@@ -996,7 +1012,7 @@ class Partition:
         self._check_usable()
         with self._lock:
             state = PartitionState.read(self._directory)
-            if state is not None and state.start_offset != self._start_offset:
+            if state is not None and state.version != self._version:
                 self._reload()
                 return
             while True:

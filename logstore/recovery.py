@@ -107,10 +107,27 @@ class LoadedLog:
     durable_offset: int
     dense_from: int
     report: RecoveryReport
+    version: int = 0
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
 
 
 MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
+
+
+def refuse_foreign(directory: Directory) -> None:
+    """Raise NotALogError for a directory that holds something else; before anything is created."""
+    names = directory.names()
+    if any(name.endswith(".log") for name in names):
+        return
+    known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
+             "partition.metadata", TRUNCATION_PLAN}  # fmt: skip
+    for name in sorted(names):
+        recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
+        if name not in known and not recognised and ".torn-" not in name:
+            raise NotALogError(
+                f"{directory.path} is not a log: it has no .log file but others, such as "
+                f"{name!r}; choose an empty or a new directory"
+            )
 
 
 def load(
@@ -144,6 +161,11 @@ class _Loader:
 
     def load(self) -> LoadedLog:
         state = PartitionState.read(self.directory)
+        loaded = self.load_from(state)
+        loaded.version = state.version if state else 0
+        return loaded
+
+    def load_from(self, state: PartitionState | None) -> LoadedLog:
         names = self.directory.names()
         if not self.readonly:
             if TRUNCATION_PLAN in names:
@@ -176,24 +198,7 @@ class _Loader:
     # ---- the directory ----
 
     def segment_bases(self, names: list[str]) -> list[int]:
-        bases = sorted(base_offset_of(name) for name in names if name.endswith(".log"))
-        if bases or not self.looks_foreign(names):
-            return bases
-        raise NotALogError(
-            f"{self.directory.path} is not a log: it has no .log file but other files, such as "
-            f"{sorted(names)[0]!r}; choose an empty or a new directory"
-        )
-
-    @staticmethod
-    def looks_foreign(names: list[str]) -> bool:
-        ours = {".lock", PartitionState.NAME, DurableMark.NAME}
-        kafka = {"leader-epoch-checkpoint", "partition.metadata"}
-        return any(
-            name not in ours | kafka
-            and not name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
-            and ".torn-" not in name
-            for name in names
-        )
+        return sorted(base_offset_of(name) for name in names if name.endswith(".log"))
 
     def remove(self, name: str) -> None:
         self.directory.unlink(name)
@@ -321,8 +326,9 @@ class _Loader:
         if needs_roll:
             contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
         durable = min(durable, contents.next_offset)
-        return LoadedLog(segments, contents, 0, min(recovery_point, contents.next_offset), durable,
-                         state.dense_from if state else 0, self.report, needs_roll)  # fmt: skip
+        recovery_point = min(recovery_point, contents.next_offset)
+        return LoadedLog(segments, contents, 0, recovery_point, durable,
+                         state.dense_from if state else 0, self.report, needs_roll=needs_roll)  # fmt: skip
 
     def walk(
         self, segment: Segment, position: int = 0, next_offset: int | None = None

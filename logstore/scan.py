@@ -190,6 +190,8 @@ class Scan:
                 if not self._follow or not source.wait_beyond(offset, self._timeout):
                     return
                 continue
+            if offset < source.start_offset:
+                raise self._fell_behind(offset)
             segment = source.segment_for(offset)
             scan = self._open(segment, offset, stop)
             self._current = scan
@@ -212,10 +214,11 @@ class Scan:
         try:
             return segment.scan(offset, stop, on_corrupt=self._on_corrupt)
         except FileNotFoundError:
-            # Retention was faster than this reader.
-            raise OffsetOutOfRangeError(
-                offset,
-                start=self._source.start_offset,
-                end=self._source.end_offset,
-                where=self._source.name,
-            ) from None
+            raise self._fell_behind(offset) from None
+
+    def _fell_behind(self, offset: int) -> OffsetOutOfRangeError:
+        """Records were trimmed away before this reader got to them."""
+        source = self._source
+        return OffsetOutOfRangeError(
+            offset, start=source.start_offset, end=source.end_offset, where=source.name
+        )

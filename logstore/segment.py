@@ -200,7 +200,7 @@ class Segment:
                 self._config.max_decompressed_message_bytes,
             )
         except ValueError as error:
-            if not isinstance(error, CorruptLogError | codecs.CodecError):
+            if not isinstance(error, CorruptLogError | UnsupportedFormatError | codecs.CodecError):
                 raise
             # Damage on the way there need not be damage there: walk around it and look.
             for record in self.scan(offset, offset + 1, on_corrupt="skip"):

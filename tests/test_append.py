@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import signal
 import threading
 import time
@@ -178,7 +177,7 @@ def test_a_record_too_large_is_refused_with_both_numbers(make_log: MakeLog) -> N
     assert log.end_offset == 0
     largest = 1000 - 61 - 2 - 1 - 1 - 1 - 1 - 2 - 1
     log.append(b"x" * largest)
-    assert os.path.getsize(log.segments[0].path) == 1000
+    assert log.segments[0].path.stat().st_size == 1000
 
 
 def test_extend_larger_than_a_batch_keeps_order_and_range(make_log: MakeLog) -> None:

@@ -268,7 +268,7 @@ def test_truncate_reaches_into_sealed_segments(make_log: MakeLog, reopened: bool
 
 
 def test_orphans_and_leftovers_are_swept(make_log: MakeLog) -> None:
-    """Edge case 29: orphan index deleted, missing index rebuilt, missing one of an empty segment."""
+    """Edge case 29: an orphan index is deleted, a missing one rebuilt."""
     log = make_log(**SMALL)
     log.extend([b"x" * 100] * 100)
     log.close()
@@ -292,8 +292,8 @@ def test_an_unfinished_compaction_is_undone_and_a_finished_one_completed(
     for i in range(100):
         log.append(b"%d" % i, key=b"k" * 100)
     log.close()
-    original = values(make_log(**SMALL))
-    make_log  # noqa: B018
+    with make_log(**SMALL) as again:
+        original = values(again)
     first, second = sorted(log.path.glob("*.log"))[:2]
     shutil.copy(second, first.with_name(first.name + ".cleaned"))
     again = open_log(crash(log, "undone-0"), **SMALL)
@@ -324,8 +324,10 @@ def test_a_directory_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
         Partition.open(tmp_path / "missing-0", readonly=True)
 
 
-@pytest.mark.parametrize("name", ["orders", "orders-", "-0", "orders-x", "or ders-0", "o-99999999999",
-                                  "a" * 250 + "-0", "..-0"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["orders", "orders-", "-0", "orders-x", "or ders-0", "o-99999999999", "a" * 250 + "-0", "..-0"],
+)
 def test_a_name_that_is_not_topic_n_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(_files.InvalidNameError, match="topic-N"):
         Partition.open(tmp_path / name)
@@ -347,7 +349,9 @@ def test_no_symlink_inside_is_followed(make_log: MakeLog, tmp_path: Path) -> Non
 def test_message_formats_0_and_1_are_named_not_cut(make_log: MakeLog) -> None:
     log = make_log()
     log.close()
-    body = b"\x01\x00" + struct.pack(">q", 5) + struct.pack(">i", -1) + struct.pack(">i", 3) + b"old"
+    body = (
+        b"\x01\x00" + struct.pack(">q", 5) + struct.pack(">i", -1) + struct.pack(">i", 3) + b"old"
+    )
     message = struct.pack(">I", zlib.crc32(body)) + body
     content = (struct.pack(">qi", 0, len(message)) + message) * 4
     segment = active_log(log.path)
@@ -528,7 +532,8 @@ def test_a_misleading_index_costs_time_not_records(make_log: MakeLog) -> None:
         log.append(b"%d" % i)
     log.close()
     index = log.path / "00000000000000000000.index"
-    entries = [list(struct.unpack(">ii", index.read_bytes()[i : i + 8])) for i in range(0, 800, 8)]
+    entries = [list(entry) for entry in struct.iter_unpack(">ii", index.read_bytes())]
+    assert len(entries) > 50
     for entry in entries[::2]:
         entry[1] += 7
     index.write_bytes(b"".join(struct.pack(">ii", *entry) for entry in entries))
@@ -564,7 +569,6 @@ def test_a_log_that_ends_below_its_start_begins_anew(make_log: MakeLog) -> None:
     again = open_log(crashed)
     assert (again.start_offset, again.end_offset, values(again)) == (25, 25, [])
     assert again.append(b"x") == 25
-    assert again.recovery.set_aside
     again.close()
 
 

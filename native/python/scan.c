@@ -219,6 +219,12 @@ static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
             end = batch.base_offset;
         }
     }
+    if (end <= self->start) {
+        /* All of it lies before what was asked for: none of our business. */
+        self->position = found >= 0 ? found : limit;
+        self->expected = end;
+        return true;
+    }
     if (!self->skip) {
         status.position = position;
         ls_raise(self->module, status, self->file->path, start, end);

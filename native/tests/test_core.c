@@ -410,6 +410,52 @@ static void a_damaged_payload_never_leads_outside_of_it(void)
     ls_builder_free(&builder);
 }
 
+static bool same_record(const ls_record *a, const ls_record *b)
+{
+    return a->offset == b->offset && a->timestamp == b->timestamp && a->key == b->key &&
+           a->value == b->value && a->key_size == b->key_size && a->value_size == b->value_size &&
+           a->header_count == b->header_count;
+}
+
+/* For every single-byte change of a payload: what the quick way takes, the careful way takes too. */
+static void the_quick_way_takes_only_what_the_careful_way_would(void)
+{
+    ls_builder builder;
+    ls_builder_init(&builder, 1 << 16, 1 << 16);
+    for (int i = 0; i < 6; i++) {
+        ls_new_record new_record = sample_record(i % 2 ? "key" : NULL, i % 3 ? "value" : NULL, 50 * i);
+        CHECK(ls_builder_add(&builder, &new_record) == LS_OK);
+    }
+    ls_builder_seal(&builder, LS_CODEC_NONE);
+    ls_batches_finish(builder.data, builder.size, 0, 0, -1);
+    ls_batch batch;
+    CHECK(ls_batch_parse(builder.data, builder.size, &batch).code == LS_OK);
+    size_t size = builder.size - LS_BATCH_HEADER_BYTES;
+    uint8_t *payload = malloc(size);
+    CHECK(payload != NULL);
+    memcpy(payload, builder.data + LS_BATCH_HEADER_BYTES, size);
+    int taken = 0;
+    for (size_t at = 0; at < size; at++) {
+        uint8_t original = payload[at];
+        for (unsigned byte = 0; byte < 256; byte++) {
+            payload[at] = (uint8_t)byte;
+            ls_records quick, careful;
+            ls_record a, b;
+            ls_records_open(&quick, &batch, payload, size);
+            careful = quick;
+            while (ls_records_quick(&quick, &a)) {
+                CHECK(ls_records_next(&careful, &b) == LS_OK && same_record(&a, &b));
+                CHECK(quick.at == careful.at && quick.remaining == careful.remaining);
+                taken++;
+            }
+        }
+        payload[at] = original;
+    }
+    CHECK(taken > 0);
+    free(payload);
+    ls_builder_free(&builder);
+}
+
 /* Each lie is named: a user who reads the message knows which field to look at. */
 static void the_walker_says_what_is_wrong(void)
 {
@@ -504,6 +550,66 @@ static void columns_hold_the_records_of_a_range(void)
     CHECK(ls_records_next(&records, &record) == LS_OK && record.offset == 1018);
     CHECK(ls_records_next(&records, &record) == LS_OK && record.offset == 1019);
     CHECK(ls_records_next(&records, &record) == LS_END);
+    ls_builder_free(&builder);
+}
+
+/* More rows than a block, keys and values missing in patterns: every row as the walker sees it. */
+static void columns_of_many_rows_equal_the_walk(void)
+{
+    enum { ROWS = 1000 };
+    ls_builder builder;
+    ls_builder_init(&builder, 1 << 20, 1 << 20);
+    char value[301];
+    uint64_t seed = 5;
+    for (int i = 0; i < ROWS; i++) {
+        uint64_t random = sample_random(&seed);
+        size_t size = random % 8 == 0 ? random >> 8 & 0xff : random >> 8 & 0x1f;
+        memset(value, 'a' + i % 26, size);
+        value[size] = '\0';
+        bool keyless = i < 400 || random >> 20 & 1, null = i % 300 < 150 && random >> 21 & 1;
+        ls_new_record record = sample_record(keyless ? NULL : "key", null ? NULL : value, 1000 + i);
+        CHECK(ls_builder_add(&builder, &record) == LS_OK);
+    }
+    ls_builder_seal(&builder, LS_CODEC_NONE);
+    ls_batches_finish(builder.data, builder.size, 70, 0, -1);
+    ls_batch batch;
+    CHECK(ls_batch_parse(builder.data, builder.size, &batch).code == LS_OK);
+    const size_t chunks[] = {1, 7, 128, 129, 500, 2000};
+    for (size_t chunk = 0; chunk < sizeof chunks / sizeof *chunks; chunk++) {
+        ls_records records, walk;
+        ls_records_open(&records, &batch, builder.data + LS_BATCH_HEADER_BYTES,
+                        builder.size - LS_BATCH_HEADER_BYTES);
+        walk = records;
+        size_t rows = 0;
+        ls_code code;
+        do {
+            ls_columns columns;
+            bool stopped;
+            CHECK(ls_columns_init(&columns, LS_COLUMN_ALL, chunks[chunk], 4000, 0) == LS_OK);
+            code = ls_columns_fill(&columns, &records, 0, INT64_MAX, &stopped);
+            CHECK((code == LS_OK || code == LS_END) && !stopped);
+            CHECK(columns.values.size <= 2 * 4000);
+            for (size_t row = 0; row < columns.rows; row++, rows++) {
+                ls_record record;
+                CHECK(ls_records_next(&walk, &record) == LS_OK);
+                CHECK(columns.offsets[row] == record.offset);
+                CHECK(columns.timestamps[row] == record.timestamp);
+                const ls_bytes_column *both[] = {&columns.keys, &columns.values};
+                const uint8_t *data[] = {record.key, record.value};
+                const int32_t sizes[] = {record.key_size, record.value_size};
+                for (int k = 0; k < 2; k++) {
+                    int32_t at = both[k]->ends[row], end = both[k]->ends[row + 1];
+                    bool valid = both[k]->valid[row / 8] & (1u << (row % 8));
+                    CHECK(valid == (sizes[k] >= 0));
+                    CHECK(end - at == (sizes[k] < 0 ? 0 : sizes[k]));
+                    CHECK(end == at || memcmp(both[k]->data + at, data[k], (size_t)(end - at)) == 0);
+                }
+                CHECK(columns.header_ends[row + 1] == 0);
+            }
+            ls_columns_free(&columns);
+        } while (code == LS_OK);
+        CHECK(rows == ROWS);
+    }
     ls_builder_free(&builder);
 }
 
@@ -647,8 +753,10 @@ int main(void)
         every_flipped_bit_under_the_checksum_is_noticed,
         a_lying_header_is_refused,
         a_damaged_payload_never_leads_outside_of_it,
+        the_quick_way_takes_only_what_the_careful_way_would,
         the_walker_says_what_is_wrong,
         columns_hold_the_records_of_a_range,
+        columns_of_many_rows_equal_the_walk,
         columns_grow_with_values_and_with_headers,
         the_search_lands_on_the_last_entry_at_or_before,
         entries_follow_kafkas_interval_rule,

@@ -115,6 +115,8 @@ class Partition:
         self._ask_time = None if isinstance(self._clock, SystemClock) else self._clock.time_ms
         self._readonly = readonly
         self._append_time = config.message_timestamp_type == "LogAppendTime"
+        # Appends need no time from Python: neither an injected clock nor LogAppendTime.
+        self._plain = self._ask_time is None and not self._append_time
         self._last_append_time = 0
         self._lock = threading.RLock()
         self._appended = threading.Condition(threading.Lock())
@@ -290,6 +292,7 @@ class Partition:
         with self._lock:
             if self._closed:
                 return
+            self._finish_roll()
             self._closed = True
             try:
                 if self._writer is not None and self._failure is None and not self._forked:
@@ -437,7 +440,7 @@ class Partition:
     def _next_offset(self) -> int:
         """The end, for someone who means to change the log and holds the lock."""
         self._finish_roll()
-        if self._writer is None or self._failure is not None:
+        if self._writer is None:
             self._refuse()
         return cast(_native.SegmentWriter, self._writer).next_offset
 
@@ -476,28 +479,37 @@ class Partition:
 
     def _write_locked(self, batches: _native.Builder) -> range:
         """Append sealed batches behind the last record; roll first if they do not fit."""
-        if self._rolling is not None:
-            self._finish_roll()
+        self._finish_roll()
         writer = self._writer
-        if writer is None or self._failure is not None:
+        if writer is None:
             self._refuse()
             raise AssertionError("unreachable")
         append_time = self._time_of_append() if self._append_time else -1
         now = -1 if self._ask_time is None else self._ask_time()
-        first = writer.next_offset
         try:
-            if not writer.append(batches, self._epoch, append_time, now):
-                self._roll_locked(first)
+            first = writer.append(batches, self._epoch, append_time, now)
+            if first < 0:
+                self._roll_locked(writer.next_offset)
                 writer = cast(_native.SegmentWriter, self._writer)
-                if not writer.append(batches, self._epoch, append_time, now):
+                first = writer.append(batches, self._epoch, append_time, now)
+                if first < 0:
                     raise InvalidRecordError(f"{batches._size_bytes} bytes do not fit a segment")
         except IndeterminateAppendError as error:
-            self._failure = error  # whether its bytes are there cannot be known: no more appends
+            self._fail(error)  # whether its bytes are there cannot be known: no more appends
             raise
         if self._followers:
-            with self._appended:
-                self._appended.notify_all()
+            self._wake_followers()
         return range(first, writer.next_offset)
+
+    def _wake_followers(self) -> None:
+        with self._appended:
+            self._appended.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """No appends through this handle any more; readers go on."""
+        self._failure = self._failure or error
+        self._plain = False
+        self._writer = None
 
     def _time_of_append(self) -> int:
         # A clock that steps back must not make the log's own times decrease.
@@ -532,8 +544,16 @@ class Partition:
                 writer = self._writer
                 if writer is not None:
                     first = writer.next_offset
-                self._write_locked(batches)
+                # The common case without another call: same as _write_locked.
+                if (
+                    not self._plain
+                    or writer is None
+                    or writer.append(batches, self._epoch, -1, -1) < 0
+                ):
+                    first = self._write_locked(batches).start
             self._spare.append(batches)
+            if self._followers:
+                self._wake_followers()
             if fsync:
                 self._commit.wait_for(first + 1, first)
         except KeyboardInterrupt as interrupt:
@@ -541,6 +561,9 @@ class Partition:
                 raise InterruptedAppendError(
                     "interrupted", offsets=range(first, first + 1)
                 ) from interrupt
+            raise
+        except IndeterminateAppendError as error:
+            self._fail(error)
             raise
         return first
 
@@ -645,7 +668,7 @@ class Partition:
             if changes != self._directory_synced:
                 self._directory.sync()
         except OSError as error:
-            self._failure = error
+            self._fail(error)
             raise
         # Only now: an interrupt above leaves everything still to be synced.
         with self._lock:
@@ -683,6 +706,7 @@ class Partition:
         new = self._make_segment(base_offset, base_offset >= self._dense_from)
         self._prepare(new, empty_contents(base_offset))
         self._rolling = (old, new)
+        self._writer = None  # until the roll is finished: nobody may append to the old one
         self._finish_roll()
         log.info("%s rolled at offset %d", self.name, base_offset)
         while len(self._unsynced) > UNSYNCED_SEGMENTS:
@@ -755,7 +779,7 @@ class Partition:
                 self._truncate_locked(end_offset)
             except BaseException as error:
                 # Whatever stopped it half-way, the plan is on disk: opening again finishes the cut.
-                self._failure = self._failure or error
+                self._fail(error)
                 raise
 
     def _truncate_locked(self, end_offset: int) -> None:

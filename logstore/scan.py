@@ -9,7 +9,10 @@ A scan is a view, not a cursor: give each thread its own iteration.
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Scan", "Skipped"]
 
 INT64_MAX = (1 << 63) - 1
-CHUNK_BYTES = 64 << 20  # a chunk of columns is full beyond this, however few its rows
+CHUNK_BYTES = 16 << 20  # a chunk of columns is full beyond this, however few its rows
+LOOK_AHEAD = 3  # chunks that are being decoded while one is looked at
 
 
 class Skipped(NamedTuple):
@@ -80,6 +84,7 @@ class Scan:
         self._max_records = max_records
         self._on_corrupt = on_corrupt
         self._current: _native.SegmentScan | None = None
+        self._reached: int | None = None  # where an iteration stands that has no current segment
         self._skipped: list[Skipped] = []
 
     def __repr__(self) -> str:
@@ -92,7 +97,7 @@ class Scan:
         """Where the latest iteration stands: start a scan here to go on with what comes next."""
         if self._current is not None:
             return self._current.next_offset
-        return self._first_offset()
+        return self._first_offset() if self._reached is None else self._reached
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -111,12 +116,28 @@ class Scan:
     # ---- columns ----
 
     def columns(
-        self, rows: int = 65536, *, fields: Sequence[str] | None = None
+        self,
+        rows: int = 65536,
+        *,
+        fields: Sequence[str] | None = None,
+        threads: int | None = None,
     ) -> Iterator[Columns]:
-        """Chunks of at most `rows` records as arrays; `fields` limits what is decoded."""
+        """Chunks of at most `rows` records as arrays; `fields` limits what is decoded.
+
+        A long scan reads ahead with `threads` threads (by default two, where there are two
+        processors); 1 keeps all the work in the calling thread.
+        """
         mask = field_mask(fields)
         if rows < 1:
             raise ValueError(f"rows must be at least 1, not {rows}")
+        if threads is None:
+            threads = min(2, os.cpu_count() or 1)
+        ends = not self._follow and self._max_records is None
+        if threads > 1 and ends and self._span() > LOOK_AHEAD * rows:
+            return self._columns_ahead(rows, mask, threads)
+        return self._columns_in_turn(rows, mask)
+
+    def _columns_in_turn(self, rows: int, mask: int) -> Iterator[Columns]:
         left = INT64_MAX if self._max_records is None else self._max_records
         hint = 0
         chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
@@ -135,6 +156,51 @@ class Scan:
                 chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
         if chunk.rows:
             yield Columns(chunk.finish())
+
+    def _span(self) -> int:
+        """How many offsets this scan covers now."""
+        stop = self._source.end_offset
+        return (stop if self._stop is None else min(stop, self._stop)) - self._first_offset()
+
+    def _columns_ahead(self, rows: int, mask: int, threads: int) -> Iterator[Columns]:
+        """Stretches of `rows` offsets, decoded by threads while the one before is looked at.
+
+        A thread makes one chunk; what a stretch of large records has beyond that is decoded when
+        its turn comes, so that memory stays bounded by a few chunks.
+        """
+        start = self._first_offset()
+        stop = start + self._span()
+        self._skipped = []
+        pool = concurrent.futures.ThreadPoolExecutor(threads, f"{self._source.name} scan")
+        stretches = iter(range(start, stop, rows))
+        ahead: collections.deque[concurrent.futures.Future[tuple[Scan, Columns | None]]]
+        ahead = collections.deque()
+        try:
+            for first in itertools.islice(stretches, LOOK_AHEAD):
+                ahead.append(pool.submit(self._first_chunk, first, min(first + rows, stop), mask))
+            while ahead:
+                part, chunk = ahead.popleft().result()
+                for first in itertools.islice(stretches, 1):
+                    last = min(first + rows, stop)
+                    ahead.append(pool.submit(self._first_chunk, first, last, mask))
+                if chunk is not None:
+                    yield chunk
+                    if len(chunk) < rows and part.next_offset < (part._stop or 0):
+                        rest = Scan(self._source, part.next_offset, part._stop,
+                                    on_corrupt=self._on_corrupt)  # fmt: skip
+                        yield from rest._columns_in_turn(rows, mask)
+                        part._skipped = [*part.skipped, *rest.skipped]
+                        part._current = None
+                self._skipped += part.skipped
+                self._current = None
+                self._reached = part._stop
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _first_chunk(self, first: int, stop: int, mask: int) -> tuple[Scan, Columns | None]:
+        part = Scan(self._source, first, stop, on_corrupt=self._on_corrupt)
+        chunks = part._columns_in_turn(stop - first, mask)
+        return part, next(chunks, None)
 
     def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
         """All records as one Arrow table: offset, timestamp, key, value, headers."""
@@ -184,7 +250,7 @@ class Scan:
         elif not self._follow:
             stop = min(stop, source.end_offset)
         self._skipped = []
-        self._current = None
+        self._current, self._reached = None, offset
         while offset < stop:
             if offset >= source.end_offset:
                 if not self._follow or not source.wait_beyond(offset, self._timeout):
@@ -208,7 +274,7 @@ class Scan:
                 if not source.wait_beyond(offset, self._timeout):
                     return
             self._skipped += self._skipped_by(scan)
-            self._current = None if offset < stop else self._current
+            self._current, self._reached = None, offset
 
     def _open(self, segment: Segment, offset: int, stop: int) -> _native.SegmentScan:
         try:

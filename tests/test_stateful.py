@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -50,9 +50,10 @@ class LogMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            check_invariants(self.log)
-            self.log.close()
+            if not self.log.closed:  # a rule that failed in between may have left it so
+                check_invariants(self.log)
         finally:
+            self.log.close()
             shutil.rmtree(self.root)
 
     def offset(self, fraction: float) -> int:
@@ -226,23 +227,21 @@ def fast_directory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+def histories(count: int, steps: int) -> settings:
+    return settings(
+        max_examples=count,
+        stateful_step_count=steps,
+        deadline=None,
+        report_multiple_bugs=False,
+        phases=[Phase.reuse, Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def test_random_histories_match_the_model() -> None:
-    run_state_machine_as_test(
-        LogMachine,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=HEALTH
-        ),
-    )
+    run_state_machine_as_test(LogMachine, settings=histories(60, 40))
 
 
 @pytest.mark.slow
 def test_many_long_random_histories_match_the_model() -> None:
-    run_state_machine_as_test(
-        LogMachine,
-        settings=settings(
-            max_examples=1_500, stateful_step_count=80, deadline=None, suppress_health_check=HEALTH
-        ),
-    )
+    run_state_machine_as_test(LogMachine, settings=histories(1_500, 80))

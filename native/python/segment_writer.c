@@ -136,8 +136,8 @@ static PyObject *raise_failed_write(SegmentWriterObject *self, ls_status status,
     return NULL;
 }
 
-/* append(builder, leader_epoch, append_time, now_ms) -> bool: False when a roll must come first.
- * On success the records have offsets from the old next_offset on, and readers see them. */
+/* append(builder, leader_epoch, append_time, now_ms) -> first offset, or -1 when a roll must come
+ * first.  On success the records have offsets from there on, and readers see them. */
 static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *const *args,
                                        Py_ssize_t count)
 {
@@ -153,8 +153,9 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
         return NULL;
     }
     ls_builder *arena = &builder->arena;
+    int64_t first_offset = self->next_offset;
     if (arena->size == 0) {
-        Py_RETURN_TRUE;
+        return PyLong_FromLongLong(first_offset);
     }
     if (builder->codec != LS_CODEC_NONE && !arena->packed) {
         PyErr_SetString(PyExc_SystemError, "batches must be sealed before they are appended");
@@ -164,7 +165,7 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     int64_t max_timestamp = append_time >= 0 ? append_time : arena->arena_max_timestamp;
     int64_t end_offset = self->next_offset + arena->records;
     if (should_roll(self, (int64_t)arena->size, max_timestamp, end_offset - 1, now_ms)) {
-        Py_RETURN_FALSE;
+        return PyLong_FromLong(-1);
     }
     if (!ls_file_pin(self->file)) {
         return NULL;
@@ -188,7 +189,7 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
         ls_builder_free(arena);        /* one huge record must not pin its memory for ever */
     }
     ls_builder_clear(arena);
-    Py_RETURN_TRUE;
+    return PyLong_FromLongLong(first_offset);
 }
 
 /* finish(): the final time entry, before the segment is sealed or closed. */
@@ -248,7 +249,7 @@ static PyObject *segment_writer_get_file(SegmentWriterObject *self, void *Py_UNU
 
 static PyMethodDef segment_writer_methods[] = {
     {"append", (PyCFunction)(void (*)(void))segment_writer_append, METH_FASTCALL,
-     PyDoc_STR("append(builder, leader_epoch, append_time, now_ms) -> bool")},
+     PyDoc_STR("append(builder, leader_epoch, append_time, now_ms) -> first offset or -1")},
     {"finish", (PyCFunction)segment_writer_finish, METH_NOARGS, PyDoc_STR("final time entry")},
     {"offset_entries", (PyCFunction)segment_writer_offsets, METH_VARARGS,
      PyDoc_STR("offset_entries(from_byte=0) -> bytes")},

@@ -26,7 +26,7 @@ FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuz
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks)
 
-.PHONY: help demo test bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help demo test asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -36,6 +36,7 @@ help:
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make lint       ruff, mypy, stubtest, gcc -Werror'
 	@echo 'make core-test  only the C core, no Python'
+	@echo 'make asan       pytest on an extension built with ASan+UBSan'
 	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang)'
 	@echo 'make build      the extension in place (LOGSTORE_BUILD=release|debug|asan|tsan)'
 	@echo 'make clean      what make made, except .venv; make distclean takes that too'
@@ -106,6 +107,13 @@ demo: $(VENV)/.demo $(EXT)
 test: build java core-test
 	$(SAY) pytest '$(or $(PYTEST_ARGS),tests)'
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+# The sanitizer must be there before the interpreter allocates; leaks of the interpreter are not ours.
+asan:
+	@$(MAKE) --no-print-directory build LOGSTORE_BUILD=asan
+	$(SAY) asan 'pytest $(or $(PYTEST_ARGS),tests)'
+	@LD_PRELOAD=`$(CC) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0 $(PY) -m pytest $(PYTEST_ARGS)
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks $(ARGS)
@@ -184,7 +192,8 @@ fuzz:
 
 lint: lint-python lint-c
 
-lint-python: build
+# With the peers of the benchmarks installed: mypy reads their types.
+lint-python: build $(VENV)/.bench
 	$(SAY) ruff 'check, format --check'
 	@$(PY) -m ruff check --quiet $(PYTHON_DIRS)
 	@$(PY) -m ruff format --check --quiet $(PYTHON_DIRS) \

@@ -39,7 +39,7 @@ with Partition.open(sys.argv[1]) as log:
 
 
 def say(what: str, figure: str = "") -> None:
-    print(f"  {what:<58}{figure:>20}", flush=True)
+    print(f"  {what:<58}{figure:>20}".rstrip(), flush=True)
 
 
 @contextmanager

@@ -275,6 +275,20 @@ size_t ls_builder_batch_size(const ls_new_record *record)
     return LS_BATCH_HEADER_BYTES + ls_varint_size((uint64_t)body << 1) + body;
 }
 
+/* Short values by whole vectors, the last one overlapping: nothing beyond either end is touched. */
+static inline uint8_t *put_bytes(uint8_t *at, const uint8_t *source, size_t size)
+{
+    if (size >= 32 && size <= 256) {
+        for (size_t i = 0; i + 32 < size; i += 32) {
+            memcpy(at + i, source + i, 32);
+        }
+        memcpy(at + size - 32, source + size - 32, 32);
+    } else if (size != 0) {
+        memcpy(at, source, size);
+    }
+    return at + size;
+}
+
 ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record)
 {
     bool first = builder->open_count == 0;
@@ -308,13 +322,11 @@ ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record)
     at = ls_varint_store(at, ls_zigzag32(builder->open_count));
     at = ls_varint_store(at, ls_zigzag32(record->key_size));
     if (record->key_size > 0) {
-        memcpy(at, record->key, (size_t)record->key_size);
-        at += record->key_size;
+        at = put_bytes(at, record->key, (size_t)record->key_size);
     }
     at = ls_varint_store(at, ls_zigzag32(record->value_size));
     if (record->value_size > 0) {
-        memcpy(at, record->value, (size_t)record->value_size);
-        at += record->value_size;
+        at = put_bytes(at, record->value, (size_t)record->value_size);
     }
     at = ls_varint_store(at, ls_zigzag32(record->header_count));
     if (record->headers_size > 0) {

@@ -14,11 +14,16 @@ ls_module *ls_module_of_type(PyTypeObject *type)
     return module == NULL ? NULL : PyModule_GetState(module);
 }
 
-int64_t ls_now_ms(void)
+int64_t ls_now_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int64_t ls_now_ms(void)
+{
+    return ls_now_ns() / 1000000;
 }
 
 static PyObject *raise_os(ls_module *module, ls_status status, PyObject *path)

@@ -72,6 +72,9 @@ extern PyType_Spec ls_record_spec;
 PyObject *ls_record_from(ls_module *module, const ls_record *record, PyObject *topic,
                          int32_t partition);
 
+/* Makes `self`, which nobody else refers to, another record of the same topic and partition. */
+bool ls_record_renew(ls_module *module, RecordObject *self, const ls_record *record);
+
 /* A time given by the user: int, datetime with a zone, or None (LS_NO_TIMESTAMP).  False: raised. */
 bool ls_timestamp_from(PyObject *object, int64_t *out);
 
@@ -122,6 +125,9 @@ typedef struct {
     int64_t before_max_ms;             /* how far from now a timestamp may lie */
     int64_t after_max_ms;
     unsigned generation;
+    int64_t now_ms;                    /* the system's clock, see system_now() */
+    uint64_t now_until;                /* cycle count up to which now_ms holds */
+    uint64_t now_since;
     uint8_t codec;
     bool closed;
 } BuilderObject;
@@ -138,5 +144,6 @@ extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_index_functions[];
 
 int64_t ls_now_ms(void);
+int64_t ls_now_ns(void);
 
 #endif

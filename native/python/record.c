@@ -278,6 +278,26 @@ PyObject *ls_record_from(ls_module *module, const ls_record *record, PyObject *t
     return (PyObject *)self;
 }
 
+bool ls_record_renew(ls_module *module, RecordObject *self, const ls_record *record)
+{
+    PyObject *value = field_from_disk(record->value, record->value_size);
+    PyObject *key = field_from_disk(record->key, record->key_size);
+    PyObject *headers =
+        record->header_count == 0 ? Py_NewRef(module->empty_tuple) : headers_from_disk(record);
+    if (value == NULL || key == NULL || headers == NULL) {
+        Py_XDECREF(value);
+        Py_XDECREF(key);
+        Py_XDECREF(headers);
+        return false;
+    }
+    Py_SETREF(self->value, value);
+    Py_SETREF(self->key, key);
+    Py_SETREF(self->headers, headers);
+    self->timestamp = record->timestamp;
+    self->offset = record->offset;
+    return true;
+}
+
 /* ---- the type ---- */
 
 static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

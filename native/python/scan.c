@@ -20,6 +20,7 @@ typedef struct {
     PyObject *topic;                   /* strong or NULL */
     PyObject *decompress;              /* callable (codec, payload, limit) -> bytes; strong */
     PyObject *payload;                 /* decompressed records of the current batch; strong or NULL */
+    RecordObject *recent[2];           /* the last two handed out; strong: see hand_out() */
     PyObject *skipped;                 /* list of (position, next position, start, end); strong */
     ls_window window;
     ls_records records;                /* the current batch; remaining == 0: none */
@@ -150,6 +151,8 @@ static void scan_dealloc(SegmentScanObject *self)
     Py_XDECREF(self->file);
     Py_XDECREF(self->topic);
     Py_XDECREF(self->payload);
+    Py_XDECREF(self->recent[0]);
+    Py_XDECREF(self->recent[1]);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -454,6 +457,30 @@ static bool bad_record(SegmentScanObject *self)
 
 /* ---- as records ---- */
 
+/* A loop lets go of a record when it takes the next; by the one after that its object is ours alone
+ * and can be used again, as zip() does with its tuples.  A record that anyone keeps is left alone. */
+static PyObject *hand_out(SegmentScanObject *self, const ls_record *record)
+{
+    RecordObject *oldest = self->recent[0];
+    self->recent[0] = self->recent[1];
+    self->recent[1] = NULL;
+    if (oldest != NULL && Py_REFCNT(oldest) == 1) {
+        if (!ls_record_renew(self->module, oldest, record)) {
+            Py_DECREF(oldest);
+            return NULL;
+        }
+    } else {
+        Py_XDECREF(oldest);
+        oldest = (RecordObject *)ls_record_from(self->module, record, self->topic,
+                                                self->partition);
+        if (oldest == NULL) {
+            return NULL;
+        }
+    }
+    self->recent[1] = oldest;
+    return Py_NewRef(oldest);
+}
+
 static PyObject *scan_next(SegmentScanObject *self)
 {
     if (self->busy) {
@@ -488,7 +515,7 @@ static PyObject *scan_next(SegmentScanObject *self)
                 return NULL;
             }
             self->next_offset = record.offset + 1;
-            return ls_record_from(self->module, &record, self->topic, self->partition);
+            return hand_out(self, &record);
         }
         if (code == LS_END) {
             finish_batch(self);

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -327,8 +326,9 @@ class _Loader:
             contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
         durable = min(durable, contents.next_offset)
         recovery_point = min(recovery_point, contents.next_offset)
-        return LoadedLog(segments, contents, 0, recovery_point, durable,
-                         state.dense_from if state else 0, self.report, needs_roll=needs_roll)  # fmt: skip
+        dense_from = state.dense_from if state else 0
+        return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
+                         needs_roll=needs_roll)  # fmt: skip
 
     def walk(
         self, segment: Segment, position: int = 0, next_offset: int | None = None
@@ -351,7 +351,7 @@ class _Loader:
         contents = self.walk(segment)
         damaged_tail = cut = False
         while contents.stopped != "end":
-            if contents.stopped == "legacy" and self.is_legacy(segment, contents.position):
+            if contents.stopped == "legacy":
                 raise UnsupportedFormatError(
                     f"{segment.path} at byte {contents.position}: message format 0 or 1, written "
                     f"by Kafka 0.10 or older; let a Kafka 3.x broker rewrite the topic in format 2"
@@ -379,17 +379,6 @@ class _Loader:
         if not self.readonly:
             self.refresh_indexes(segment, contents)
         return contents, damaged_tail, cut
-
-    def is_legacy(self, segment: Segment, position: int) -> bool:
-        """Whether a sound message of format 0 or 1 stands here, by its own (other) checksum."""
-        head = segment.file.pread(12, position)
-        length = int.from_bytes(head[8:12], "big")
-        if length > 64 << 20:
-            return False
-        message = segment.file.pread(length, position + 12)
-        return len(message) == length and zlib.crc32(message[4:]) == int.from_bytes(
-            message[:4], "big"
-        )
 
     def note_damage(
         self, segment: Segment, contents: SegmentContents, end_position: int, end_offset: int

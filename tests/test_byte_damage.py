@@ -24,6 +24,9 @@ from logstore.testing import (
 HEADER_BYTES = 61
 LOG = f"{0:020d}.log"
 CONFIG = PartitionConfig(segment_bytes=1 << 20, index_interval_bytes=1_000)
+EVERY = pytest.mark.parametrize(
+    "step", [pytest.param(9, id="most"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,15 @@ class Sample:
     def before(self, position: int) -> list[ReferenceBatch]:
         """The batches that lie wholly before a position."""
         return [batch for batch in self.batches if batch.position + batch.size <= position]
+
+    def positions(self, step: int) -> list[int]:
+        """Every byte of a header and of the seam before it; elsewhere one in ``step``."""
+        seams = {
+            at
+            for batch in self.batches
+            for at in range(max(0, batch.position - 8), batch.position + HEADER_BYTES + 1)
+        }
+        return sorted(seams | set(range(0, len(self.contents), step)))
 
     def at(self, position: int) -> ReferenceBatch:
         """The batch that a byte belongs to."""
@@ -161,10 +173,14 @@ def test_every_byte_behind_the_headers_is_seen(closed: Sample) -> None:
         assert read(log) == closed.records
 
 
-def test_opening_with_any_changed_byte_reports_it_or_reads_the_same(closed: Sample) -> None:
+@EVERY
+def test_opening_with_any_changed_byte_reports_it_or_reads_the_same(
+    closed: Sample, step: int
+) -> None:
     source = random.Random(1)
     with closed.log.open("r+b", buffering=0) as file:
-        for position, original in enumerate(closed.contents):
+        for position in closed.positions(step):
+            original = closed.contents[position]
             value = (original + source.randrange(1, 256)) % 256
             os.pwrite(file.fileno(), bytes([value]), position)
             with Partition.open(closed.path, readonly=True, config=CONFIG) as log:
@@ -228,9 +244,10 @@ def test_damage_in_what_a_killed_process_left_never_invents_or_reorders(killed: 
 # ------------------------------------------------------------------------------------- a cut file
 
 
-def test_every_truncation_recovers_the_longest_valid_prefix(killed: Sample) -> None:
+@EVERY
+def test_every_truncation_recovers_the_longest_valid_prefix(killed: Sample, step: int) -> None:
     others = {file.name: file.read_bytes() for file in killed.path.iterdir() if file.name != LOG}
-    for size in range(len(killed.contents) + 1):
+    for size in [*killed.positions(step), len(killed.contents)]:
         for file in killed.path.iterdir():
             if file.name not in others:
                 file.unlink()
@@ -281,6 +298,58 @@ def test_a_cleanly_closed_log_that_is_cut_afterwards_is_noticed(closed: Sample) 
                 read(log)
             found = [as_reference(record) for record in log.scan(on_corrupt="skip")]
             assert found == [record for batch in whole for record in batch.records]
+
+
+# ------------------------------------------------------------------------------ several segments
+
+
+@pytest.fixture
+def rolled(root: Path) -> Path:
+    """A partition of seven segments of nine batches, closed cleanly."""
+    path = root / "orders-0"
+    config = PartitionConfig(segment_bytes=2_000, index_interval_bytes=200)
+    with Partition.open(path, durability="os", config=config) as log:
+        for number in range(60):
+            log.append(b"%02d" % number + bytes(150), timestamp=number)
+        assert len(log.segments) == 7
+    return path
+
+
+def check_missing(path: Path, missing: range) -> None:
+    """Whoever reads where records are missing is told; all others are there."""
+    for readonly in (True, False):
+        copy = path.with_name(f"copy{readonly}") / "orders-0"
+        shutil.copytree(path, copy)
+        with Partition.open(copy, readonly=readonly, durability="os") as log:
+            with pytest.raises(CorruptLogError) as caught:
+                read(log)
+            assert set(missing) <= set(caught.value.offsets)
+            with pytest.raises(CorruptLogError):
+                log[missing[0]]
+            scan = log.scan(on_corrupt="skip")
+            found = [record.offset for record in scan]
+            assert found == [offset for offset in range(60) if offset not in missing]
+            assert [set(missing) <= set(skipped.offsets) for skipped in scan.skipped] == [True]
+            assert log[missing.stop].offset == missing.stop
+        shutil.rmtree(copy.parent)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 8], ids=["all", "all but one", "one"])
+def test_batches_missing_from_the_end_of_a_sealed_segment_are_noticed(
+    rolled: Path, kept: int
+) -> None:
+    """The cut is clean: every batch that is left is sound."""
+    second = sorted(rolled.glob("*.log"))[1]
+    batches = read_log(second)
+    os.truncate(second, batches[kept].position)
+    check_missing(rolled, range(batches[kept].base_offset, batches[-1].next_offset))
+
+
+def test_a_missing_segment_is_noticed(rolled: Path) -> None:
+    second = sorted(rolled.glob("*.log"))[1]
+    batches = read_log(second)
+    second.unlink()
+    check_missing(rolled, range(batches[0].base_offset, batches[-1].next_offset))
 
 
 # --------------------------------------------------------------------------------- other files

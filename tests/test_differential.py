@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -262,7 +263,7 @@ def test_the_engine_reads_what_a_peer_writes(
 def test_control_batches_and_empty_ones_take_offsets_but_give_no_records(
     fresh: Callable[[], Path],
 ) -> None:
-    producer = {"producer_id": 7, "producer_epoch": 2}
+    producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 2}
     data = encode_batch(
         [ReferenceRecord(b"a", timestamp=1)], base_sequence=0, transactional=True, **producer
     )

@@ -42,6 +42,19 @@ ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch)
     return ls_ok();
 }
 
+bool ls_legacy_verify(const uint8_t *data, size_t size)
+{
+    /* CRC-32 of the other kind, bit by bit: this runs once, before we say that we cannot read it. */
+    uint32_t crc = 0xffffffffu;
+    for (size_t i = LS_MAGIC_BYTES - 1; i < size; i++) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; bit++) {
+            crc = (crc & 1) ? (crc >> 1) ^ 0xedb88320u : crc >> 1;
+        }
+    }
+    return size >= LS_MAGIC_BYTES && ~crc == ls_load_u32(data + LS_LOG_OVERHEAD_BYTES);
+}
+
 bool ls_batch_verify(const uint8_t *data, const ls_batch *batch)
 {
     size_t covered = (size_t)batch->size - LS_AT_ATTRIBUTES;
@@ -292,7 +305,9 @@ static inline uint8_t *put_bytes(uint8_t *at, const uint8_t *source, size_t size
 ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record)
 {
     bool first = builder->open_count == 0;
-    int64_t timestamp_delta = first ? 0 : record->timestamp - builder->base_timestamp;
+    /* Unsigned: -1 and the greatest time may meet; the walker wraps back the same way. */
+    int64_t timestamp_delta =
+        first ? 0 : (int64_t)((uint64_t)record->timestamp - (uint64_t)builder->base_timestamp);
     size_t body = body_size(record, timestamp_delta, builder->open_count);
     size_t need = ls_varint_size((uint64_t)body << 1) + body;
     if (first) {

@@ -36,6 +36,9 @@ typedef struct {
  * means to use the records verifies the checksum first. */
 ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch);
 
+/* Whether a whole message of format 0 or 1 stands here, by its own checksum. */
+bool ls_legacy_verify(const uint8_t *data, size_t size);
+
 /* Whether the checksum of the whole batch at `data` (batch->size bytes) is right. */
 bool ls_batch_verify(const uint8_t *data, const ls_batch *batch);
 

@@ -175,6 +175,7 @@ static inline bool full(const ls_columns *columns)
     return columns->rows == columns->rows_max || columns->values.size > columns->bytes_max ||
            columns->keys.size > columns->bytes_max ||
            columns->header_values.size > columns->bytes_max ||
+           columns->header_names.rows > columns->bytes_max / 16 ||
            columns->header_names.size > columns->bytes_max;
 }
 

@@ -1,6 +1,7 @@
 #include "segment.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +10,14 @@
 ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position)
 {
     ls_status status = ls_write_at(io, fd, data, size, position);
-    if (status.code != LS_OK && io->truncate(io, fd, position) < 0) {
-        status.code = LS_E_UNDONE;
+    if (status.code != LS_OK) {
+        int cut;
+        do {
+            cut = io->truncate(io, fd, position);
+        } while (cut == -EINTR);
+        if (cut < 0) {
+            status.code = LS_E_UNDONE;
+        }
     }
     return status;
 }
@@ -92,6 +99,28 @@ static ls_status load(ls_window *window, int64_t position, size_t need, int64_t 
     return ls_ok();
 }
 
+/* What looks like message format 0 or 1 is that, or a damaged magic byte: its checksum tells. */
+static ls_status tell_legacy(ls_window *window, int64_t position, int64_t limit)
+{
+    const uint8_t *data;
+    ls_status damaged = ls_fail(LS_E_CORRUPT, position, "the magic byte is not 2");
+    ls_status status = load(window, position, LS_MAGIC_BYTES, limit, window->ahead, &data);
+    if (status.code != LS_OK) {
+        return status;
+    }
+    int64_t size = (int64_t)ls_load_i32(data + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;
+    if (size < LS_MAGIC_BYTES || size > limit - position || size > LS_LEGACY_BYTES_MAX) {
+        return damaged;
+    }
+    status = load(window, position, (size_t)size, limit, (size_t)size, &data);
+    if (status.code != LS_OK) {
+        return status;
+    }
+    return ls_legacy_verify(data, (size_t)size)
+               ? ls_fail(LS_E_LEGACY, position, "message format 0 or 1")
+               : damaged;
+}
+
 ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, ls_batch *batch)
 {
     if (position >= limit) {
@@ -107,6 +136,9 @@ ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, l
     }
     status = ls_batch_parse(data, LS_BATCH_HEADER_BYTES, batch);
     status.position = position;
+    if (status.code == LS_E_LEGACY) {
+        return tell_legacy(window, position, limit);
+    }
     if (status.code == LS_OK && batch->size > limit - position) {
         return ls_fail(LS_E_CORRUPT, position, "a batch reaches beyond the end of the file");
     }
@@ -219,6 +251,7 @@ ls_status ls_window_resync(ls_window *window, int64_t position, int64_t limit, i
             if (status.code != LS_E_CORRUPT) {
                 return status;
             }
+            stop -= batch.size;        /* verifying it was work, too */
             at++;                      /* the window may have moved: load again */
             break;
         }
@@ -253,7 +286,8 @@ void ls_prefix_free(ls_prefix *prefix)
 
 ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
 {
-    int64_t stop = prefix->position + budget;
+    int64_t left = prefix->limit - prefix->position;
+    int64_t stop = budget < left ? prefix->position + budget : prefix->limit + 1;
     while (prefix->position < stop) {
         ls_batch batch;
         ls_status status =

@@ -31,6 +31,7 @@ typedef struct {
     size_t ahead;                      /* how much to read at a time, at most */
 } ls_window;
 
+enum { LS_LEGACY_BYTES_MAX = 16 << 20 };
 enum { LS_WINDOW_BYTES = 256 * 1024 }; /* stays in the second-level cache */
 
 void ls_window_init(ls_window *window, const ls_io *io, int fd, size_t ahead);

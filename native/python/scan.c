@@ -67,7 +67,8 @@ static bool index_lookup(ls_module *module, PyObject *index, int64_t base_offset
     if (entry >= 0) {
         const uint8_t *at = entries + entry * LS_OFFSET_ENTRY_BYTES;
         int32_t where = ls_load_i32(at + 4);
-        if (where > 0) {
+        /* Only what can be a promise is one: the landing is checked against it. */
+        if (where > 0 && ls_load_i32(at) >= 0) {
             *landing = base_offset + ls_load_i32(at);
             *position = where;
         }

@@ -170,6 +170,7 @@ class SegmentScan(Iterator[Record]):
         start: int,
         stop: int,
         offset_max: int,
+        required_end: int,
         dense: bool,
         skip: bool,
         topic: str | None,

@@ -34,6 +34,7 @@ class PartitionState:
     segments: int
     active_base: int
     active_bytes: int
+    active_indexes_crc: int
     first_timestamp: int  # of the active segment, for rolling by time
 
     NAME = "logstore.state"

@@ -208,6 +208,7 @@ class Partition:
         with contextlib.suppress(FileNotFoundError):  # a directory without any segment yet
             active.file.end = loaded.contents.position
         active.seen_end_offset = loaded.contents.next_offset
+        active.durable_end = loaded.lost_end
         self._commit.durable_offset = loaded.durable_offset
         self._publish(loaded.segments)
 
@@ -281,6 +282,7 @@ class Partition:
             segments=len(self._segments),
             active_base=active.base_offset,
             active_bytes=active.size_bytes,
+            active_indexes_crc=active.indexes_crc() if clean else 0,
             first_timestamp=active.writer.first_timestamp,
         ).write(self._directory, sync=sync)
 
@@ -951,7 +953,7 @@ class Partition:
             when = round(when.timestamp() * 1000)
         end, start = self.end_offset, self.start_offset
         for segment in self.segments:
-            if segment.end_offset <= start or segment.max_timestamp < when:
+            if segment.end_offset <= start:
                 continue
             found = segment.offset_for_time(when, start)
             if found is not None and found < end:

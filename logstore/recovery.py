@@ -107,6 +107,7 @@ class LoadedLog:
     dense_from: int
     report: RecoveryReport
     version: int = 0
+    lost_end: int = -1  # readonly: records up to here were durable and are gone
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
 
 
@@ -274,6 +275,7 @@ class _Loader:
             len(segments) == state.segments
             and segments[-1].base_offset == state.active_base
             and segments[-1].size_bytes == state.active_bytes
+            and segments[-1].indexes_crc() == state.active_indexes_crc
         )
 
     def load_clean(
@@ -299,6 +301,16 @@ class _Loader:
 
     def load_unclean(self, state: PartitionState | None, segments: list[Segment]) -> LoadedLog:
         self.report.clean = False
+        if state is not None and state.start_offset < segments[0].base_offset:
+            self.report.damage.append(
+                Damage(
+                    segments[0].path,
+                    0,
+                    0,
+                    range(state.start_offset, segments[0].base_offset),
+                    "the segments before this one are missing",
+                )
+            )
         recovery_point = state.recovery_point if state else 0
         durable = max(DurableMark.read(self.directory), recovery_point) if state else 0
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
@@ -316,19 +328,25 @@ class _Loader:
             found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
             contents = found
             needs_roll = last and damaged_tail
+            if last and not needs_roll and contents.next_offset < durable:
+                # Every batch that is left is sound, but durable ones behind them are gone.
+                lost = dataclasses.replace(contents, reason="the file ends before its records do")
+                self.note_damage(segment, lost, contents.position, durable)
+                needs_roll = True
             if cut and not last:
                 for later in segments[number + 1 :]:
                     self.set_aside(later, "a power cut lost records before it")
                 segments = segments[: number + 1]
                 segment.next_base = None
                 break
-        if needs_roll:
+        lost_end = durable if needs_roll else -1
+        if needs_roll and not self.readonly:
             contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
         durable = min(durable, contents.next_offset)
         recovery_point = min(recovery_point, contents.next_offset)
         dense_from = state.dense_from if state else 0
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
-                         needs_roll=needs_roll)  # fmt: skip
+                         needs_roll=needs_roll, lost_end=lost_end)  # fmt: skip
 
     def walk(
         self, segment: Segment, position: int = 0, next_offset: int | None = None

@@ -12,6 +12,7 @@ that a partition of many segments stays small.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,7 @@ class Segment:
         self._file: _native.File | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
+        self._times_checked = False
         self._flushed = (0, 0)  # index bytes that are already in the files, while active
         # Set while this is the segment that is appended to, by this process.
         self.writer: _native.SegmentWriter | None = None
@@ -98,6 +100,8 @@ class Segment:
         self.next_base: int | None = None
         # End of the last segment when another process writes it: moved by Partition.
         self.seen_end_offset = base_offset
+        # Known to have been durable up to here: a file that ends below has lost records.
+        self.durable_end = -1
 
     # ---- what it is ----
 
@@ -116,7 +120,9 @@ class Segment:
         """The offset after its last record; for a sealed one, where the next segment starts."""
         if self.next_base is not None:
             return self.next_base
-        return self.seen_end_offset if self.writer is None else self.writer.next_offset
+        if self.writer is not None:
+            return self.writer.next_offset
+        return max(self.seen_end_offset, self.durable_end)
 
     @property
     def size_bytes(self) -> int:
@@ -178,6 +184,7 @@ class Segment:
             self.base_offset if start is None else max(start, self.base_offset),
             self.end_offset if stop is None else stop,
             self.offset_max,
+            self._required_end(),
             self._dense,
             on_corrupt == "skip",
             self._topic,
@@ -189,7 +196,7 @@ class Segment:
     def get(self, offset: int) -> Record | None:
         """The record at an offset, or None.  O(log n), and one read of a few KiB."""
         try:
-            return _native.SegmentScan.get(
+            record = _native.SegmentScan.get(
                 self.file,
                 self.writer if self.writer is not None else self.offset_index.entries,
                 self.base_offset,
@@ -202,20 +209,61 @@ class Segment:
         except ValueError as error:
             if not isinstance(error, CorruptLogError | UnsupportedFormatError | codecs.CodecError):
                 raise
-            # Damage on the way there need not be damage there: walk around it and look.
-            for record in self.scan(offset, offset + 1, on_corrupt="skip"):
-                return record
-            for record in self.scan(offset, offset + 1):
-                return record  # not reached when the damage is at this offset: this raises
-            return None
+            record = None
+        if record is not None:
+            return record
+        # Nothing there, or damage on the way: the longer way walks around it, and only if that
+        # finds nothing either is it told apart from a record that never was.
+        for found in self.scan(offset, offset + 1, on_corrupt="skip"):
+            return found
+        return next(self.scan(offset, offset + 1), None)
 
     def offset_for_time(self, timestamp: int, start: int = 0) -> int | None:
         """The first record from `start` on, in offset order, that is not older than `timestamp`."""
-        if self.max_timestamp < timestamp:
+        if self.writer is None and not self._times_checked:
+            self._check_times()
+        # The index of a segment that another process appends to says nothing about its end.
+        complete = self.sealed or self.writer is not None
+        if complete and self.max_timestamp < timestamp:
             return None
-        # Up to and including that entry's offset every record is older.
-        _, offset = self.time_index.lookup(timestamp - 1)
+        # Up to that entry's offset every record is older.
+        entry = self.time_index.lookup(timestamp - 1)
+        offset = entry[1] if self._is_reached_at(*entry) else self.base_offset
         return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
+
+    def _is_reached_at(self, timestamp: int, offset: int) -> bool:
+        """Whether the log bears a time index entry out: that batch ends there and has that time."""
+        try:
+            raw = self.scan(offset, offset + 1, on_corrupt="skip").next_raw()
+        except ValueError:
+            return False
+        if raw is None:
+            return False
+        base, last = int.from_bytes(raw[:8], "big"), int.from_bytes(raw[23:27], "big")
+        return base + last == offset and int.from_bytes(raw[35:43], "big") == timestamp
+
+    def _check_times(self) -> None:
+        """Believe a time index only if it is in order and the log bears its last entry out.
+
+        Its last entry is what lets a search pass over a whole segment.
+        """
+        times = self.time_index
+        entries = list(times)
+        in_order = all(
+            a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(entries)
+        ) and all(0 <= ts and self.base_offset <= at for ts, at in entries[:1])
+        if not in_order or (entries and not self._is_reached_at(*entries[-1])) or not entries:
+            contents = self.walk()
+            most = self._config.segment_index_bytes
+            self._time_index = TimeIndex(
+                self.base_offset, self.final_times(contents), max_bytes=most
+            )
+        self._times_checked = True
+
+    def _required_end(self) -> int:
+        if not self._dense:
+            return -1
+        return self.durable_end if self.next_base is None else self.next_base
 
     @property
     def offset_max(self) -> int:
@@ -228,6 +276,7 @@ class Segment:
             self._file = None
             self._offset_index = None
             self._time_index = None
+            self._times_checked = False
 
     # ---- walking the file ----
 
@@ -366,6 +415,10 @@ class Segment:
         """No more appends: the indexes are in their files, the next segment starts there."""
         self.next_base = next_base
         self.writer = None
+
+    def indexes_crc(self) -> int:
+        """A checksum over both indexes."""
+        return _native.crc32c(self.time_index.entries, _native.crc32c(self.offset_index.entries))
 
     def contents_from_indexes(self, size: int, next_offset: int, first: int) -> SegmentContents:
         """What `walk` would find, believed from the index files after a clean close."""

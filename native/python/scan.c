@@ -33,6 +33,7 @@ typedef struct {
     int64_t base_offset;               /* of the segment */
     int64_t next_offset;               /* after the last record or batch handed out */
     int64_t offset_max;                /* no sound batch of this segment lies above */
+    int64_t required_end;              /* a file that ends below has lost records; -1: not known */
     int64_t payload_max;               /* bound for decompression */
     int32_t partition;
     bool dense;
@@ -80,17 +81,17 @@ static bool index_lookup(ls_module *module, PyObject *index, int64_t base_offset
 static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"file",       "index",  "base_offset", "start", "stop",
-                            "offset_max", "dense",  "skip",        "topic", "partition",
-                            "decompress", "payload_max", "ahead",  NULL};
+                            "offset_max", "required_end", "dense", "skip",  "topic",
+                            "partition",  "decompress",   "payload_max", "ahead", NULL};
     PyObject *file, *index, *topic, *decompress;
-    long long base_offset, start, stop, offset_max, payload_max;
+    long long base_offset, start, stop, offset_max, required_end, payload_max;
     int dense, skip, partition;
     Py_ssize_t ahead = LS_WINDOW_BYTES;
     ls_module *module = ls_module_of_type(type);
     if (module == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OLLLLppOiOL|n:SegmentScan", names,
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OLLLLLppOiOL|n:SegmentScan", names,
                                      module->file_type, &file, &index, &base_offset, &start, &stop,
-                                     &offset_max, &dense, &skip, &topic, &partition, &decompress,
+                                     &offset_max, &required_end, &dense, &skip, &topic, &partition, &decompress,
                                      &payload_max, &ahead)) {
         return NULL;
     }
@@ -114,6 +115,7 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->expected = landing >= 0 ? -1 : base_offset;
     self->next_offset = start;
     self->offset_max = offset_max;
+    self->required_end = required_end;
     self->payload_max = payload_max;
     self->partition = partition;
     self->dense = dense != 0;
@@ -245,6 +247,30 @@ static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
     self->position = next;
     self->expected = end;
     return true;
+}
+
+/* The file is used up.  True: that is in order, or was noted (skip).  False: raised. */
+static bool at_end(SegmentScanObject *self)
+{
+    int64_t end = self->required_end < self->stop ? self->required_end : self->stop;
+    if (self->expected < 0 || self->expected >= end || end <= self->start) {
+        return true;
+    }
+    int64_t first = self->expected;
+    ls_status status = ls_fail(LS_E_CORRUPT, self->position, "the file ends before its records do");
+    self->expected = end;
+    if (!self->skip) {
+        self->expected = first;        /* asking again tells again */
+        ls_raise(self->module, status, self->file->path, first, self->required_end);
+        return false;
+    }
+    self->next_offset = end;
+    PyObject *entry =
+        Py_BuildValue("(LLLLs)", (long long)self->position, (long long)self->position,
+                      (long long)first, (long long)end, status.reason);
+    bool ok = entry != NULL && PyList_Append(self->skipped, entry) == 0;
+    Py_XDECREF(entry);
+    return ok;
 }
 
 /* ---- batches ---- */
@@ -386,8 +412,17 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
     self->has_batch = false;
     for (;;) {
         int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
-        if (self->position >= limit || (self->expected >= 0 && self->expected >= self->stop)) {
+        if (self->expected >= 0 && self->expected >= self->stop) {
             return BATCH_NONE;
+        }
+        if (self->position >= limit) {
+            if (self->landing >= 0) {  /* an index that reaches beyond the file */
+                self->landing = -1;
+                self->position = 0;
+                self->expected = self->base_offset;
+                continue;
+            }
+            return at_end(self) ? BATCH_NONE : BATCH_RAISED;
         }
         ls_status status = load_batch(self, limit, data);
         if (self->landing >= 0) {

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 from benchmarks import engine, table
 from benchmarks.bench import Bar, Bench, catalogue
@@ -31,13 +32,18 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{found.id:<4} {found.title}")
         return 0
     # kill(1) must not leave gigabytes behind: leave by way of the context managers.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, leave)
     try:
         with Workspace.open(options.dir) as workspace:
             return run(bars, workspace, options)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    print(f"\nended by {signal.Signals(number).name}", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

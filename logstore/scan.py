@@ -29,7 +29,7 @@ __all__ = ["Scan", "Skipped"]
 
 INT64_MAX = (1 << 63) - 1
 CHUNK_BYTES = 16 << 20  # a chunk of columns is full beyond this, however few its rows
-LOOK_AHEAD = 3  # chunks that are being decoded while one is looked at
+LOOK_AHEAD = 2  # chunks that are being decoded while one is looked at
 
 
 class Skipped(NamedTuple):

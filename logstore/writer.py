@@ -24,7 +24,7 @@ from logstore.errors import ClosedError, IndeterminateAppendError
 
 __all__ = ["Writer", "buffer_sizes", "codec_number"]
 
-WRITE_BYTES = 1 << 18  # handed over in one system call
+WRITE_BYTES = 1 << 19  # handed over in one system call
 
 
 class Target(Protocol):

@@ -31,7 +31,7 @@ FACADE = "logstore"
 MAY_USE_FACADE = frozenset({"testing", "cli"})
 
 CORE_ROOMS = (
-    *("status", "format", "crc32c", "io"),
+    *("status", "format", "crc32c", "io", "memory"),
     *("batch", "columns", "index", "segment", "offset_map"),
 )
 

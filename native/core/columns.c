@@ -1,17 +1,16 @@
 #include "columns.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "memory.h"
 
-enum { SLACK_BYTES = 64 };             /* copies may overshoot by less than this */
+#include <string.h>
 
 static ls_code bytes_init(ls_bytes_column *column, size_t rows, size_t bytes_hint)
 {
     column->rows_capacity = rows;
     column->capacity = bytes_hint;
-    column->ends = malloc((rows + 1) * sizeof *column->ends);
-    column->data = malloc(bytes_hint + SLACK_BYTES);
-    column->valid = malloc((rows + 7) / 8 + 1);
+    column->ends = ls_memory_take((rows + 1) * sizeof *column->ends);
+    column->data = ls_memory_take(bytes_hint);
+    column->valid = ls_memory_take((rows + 7) / 8 + 1);
     if (column->ends == NULL || column->data == NULL || column->valid == NULL) {
         return LS_E_NO_MEMORY;
     }
@@ -22,9 +21,9 @@ static ls_code bytes_init(ls_bytes_column *column, size_t rows, size_t bytes_hin
 
 static void bytes_free(ls_bytes_column *column)
 {
-    free(column->ends);
-    free(column->data);
-    free(column->valid);
+    ls_memory_give(column->ends);
+    ls_memory_give(column->data);
+    ls_memory_give(column->valid);
     memset(column, 0, sizeof *column);
 }
 
@@ -40,11 +39,11 @@ ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, s
     }
     ls_code code = LS_OK;
     if (fields & LS_COLUMN_OFFSET) {
-        columns->offsets = malloc(rows_max * sizeof *columns->offsets);
+        columns->offsets = ls_memory_take(rows_max * sizeof *columns->offsets);
         code = columns->offsets == NULL ? LS_E_NO_MEMORY : code;
     }
     if (fields & LS_COLUMN_TIMESTAMP) {
-        columns->timestamps = malloc(rows_max * sizeof *columns->timestamps);
+        columns->timestamps = ls_memory_take(rows_max * sizeof *columns->timestamps);
         code = columns->timestamps == NULL ? LS_E_NO_MEMORY : code;
     }
     if (code == LS_OK && (fields & LS_COLUMN_KEY)) {
@@ -54,7 +53,7 @@ ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, s
         code = bytes_init(&columns->values, rows_max, bytes_hint < 4096 ? 4096 : bytes_hint);
     }
     if (code == LS_OK && (fields & LS_COLUMN_HEADERS)) {
-        columns->header_ends = malloc((rows_max + 1) * sizeof *columns->header_ends);
+        columns->header_ends = ls_memory_take((rows_max + 1) * sizeof *columns->header_ends);
         code = columns->header_ends == NULL ? LS_E_NO_MEMORY : LS_OK;
         if (code == LS_OK) {
             columns->header_ends[0] = 0;
@@ -72,9 +71,9 @@ ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, s
 
 void ls_columns_free(ls_columns *columns)
 {
-    free(columns->offsets);
-    free(columns->timestamps);
-    free(columns->header_ends);
+    ls_memory_give(columns->offsets);
+    ls_memory_give(columns->timestamps);
+    ls_memory_give(columns->header_ends);
     bytes_free(&columns->keys);
     bytes_free(&columns->values);
     bytes_free(&columns->header_names);
@@ -90,7 +89,7 @@ static bool grow_data(ls_bytes_column *column, size_t more)
             return false;
         }
     }
-    uint8_t *data = realloc(column->data, capacity + SLACK_BYTES);
+    uint8_t *data = ls_memory_grow(column->data, column->size, capacity);
     if (data == NULL) {
         return false;
     }
@@ -102,16 +101,17 @@ static bool grow_data(ls_bytes_column *column, size_t more)
 static bool grow_rows(ls_bytes_column *column)
 {
     size_t rows = column->rows_capacity * 2;
-    int32_t *ends = realloc(column->ends, (rows + 1) * sizeof *ends);
+    int32_t *ends = ls_memory_grow(column->ends, (column->rows + 1) * sizeof *ends,
+                                   (rows + 1) * sizeof *ends);
     if (ends == NULL) {
         return false;
     }
     column->ends = ends;
-    uint8_t *valid = realloc(column->valid, (rows + 7) / 8 + 1);
+    size_t had = (column->rows_capacity + 7) / 8 + 1;
+    uint8_t *valid = ls_memory_grow(column->valid, had, (rows + 7) / 8 + 1);
     if (valid == NULL) {
         return false;
     }
-    size_t had = (column->rows_capacity + 7) / 8 + 1;
     memset(valid + had, 0xff, (rows + 7) / 8 + 1 - had);
     column->valid = valid;
     column->rows_capacity = rows;

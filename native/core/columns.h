@@ -45,7 +45,7 @@ typedef struct {
     ls_bytes_column header_values;
 } ls_columns;
 
-/* Allocates for `rows_max` rows; `bytes_hint` is a guess of the value bytes to come. */
+/* All arrays come from ls_memory_take.  Allocates for `rows_max` rows; `bytes_hint` is a guess of the value bytes to come. */
 ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, size_t bytes_max,
                         size_t bytes_hint);
 void ls_columns_free(ls_columns *columns);

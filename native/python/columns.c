@@ -3,16 +3,16 @@
  * A chunk's arrays are handed to Python as Buffers that own their memory, so numpy and Arrow use
  * them without a copy and they live as long as anyone looks at them.
  */
+#include "memory.h"
 #include "scan.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- Buffer ---- */
 
 typedef struct {
     PyObject_HEAD
-    void *data;                        /* from malloc; freed with the object */
+    void *data;                        /* from ls_memory_take; given back with the object */
     Py_ssize_t size;
 } BufferObject;
 
@@ -21,7 +21,7 @@ static PyObject *buffer_from(ls_module *module, void *data, size_t size)
 {
     BufferObject *self = PyObject_New(BufferObject, module->buffer_type);
     if (self == NULL) {
-        free(data);
+        ls_memory_give(data);
         return NULL;
     }
     self->data = data;
@@ -32,7 +32,7 @@ static PyObject *buffer_from(ls_module *module, void *data, size_t size)
 static void buffer_dealloc(BufferObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    free(self->data);
+    ls_memory_give(self->data);
     PyObject_Free(self);
     Py_DECREF(type);
 }

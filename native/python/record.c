@@ -468,10 +468,10 @@ static PyObject *record_reduce(RecordObject *self, PyObject *Py_UNUSED(unused))
 }
 
 static PyMemberDef record_members[] = {
-    {"value", T_OBJECT, offsetof(RecordObject, value), READONLY,
+    {"value", T_OBJECT_EX, offsetof(RecordObject, value), READONLY,
      PyDoc_STR("bytes, or None for a tombstone")},
-    {"key", T_OBJECT, offsetof(RecordObject, key), READONLY, PyDoc_STR("bytes or None")},
-    {"headers", T_OBJECT, offsetof(RecordObject, headers), READONLY,
+    {"key", T_OBJECT_EX, offsetof(RecordObject, key), READONLY, PyDoc_STR("bytes or None")},
+    {"headers", T_OBJECT_EX, offsetof(RecordObject, headers), READONLY,
      PyDoc_STR("tuple of (name, bytes or None) pairs, in order, duplicates kept")},
     {NULL, 0, 0, 0, NULL},
 };

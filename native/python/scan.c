@@ -45,7 +45,7 @@ typedef struct {
 /* Where to start looking for `offset`: by a segment's index (bytes), by the live index of a
  * SegmentWriter, or from the start (None).  *landing is -1 without an entry.  False: raised. */
 static bool index_lookup(ls_module *module, PyObject *index, int64_t base_offset, int64_t offset,
-                         int64_t *landing, int64_t *position)
+                         int64_t *landing, int64_t *position, int64_t *next_position)
 {
     const uint8_t *entries = NULL;
     size_t size = 0;
@@ -65,6 +65,10 @@ static bool index_lookup(ls_module *module, PyObject *index, int64_t base_offset
     int64_t entry = ls_offset_index_search(entries, size / LS_OFFSET_ENTRY_BYTES, target);
     *landing = -1;
     *position = 0;
+    *next_position = -1;
+    if ((size_t)(entry + 1) < size / LS_OFFSET_ENTRY_BYTES) {
+        *next_position = ls_load_i32(entries + (entry + 1) * LS_OFFSET_ENTRY_BYTES + 4);
+    }
     if (entry >= 0) {
         const uint8_t *at = entries + entry * LS_OFFSET_ENTRY_BYTES;
         int32_t where = ls_load_i32(at + 4);
@@ -95,8 +99,8 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &payload_max, &ahead)) {
         return NULL;
     }
-    int64_t landing, position;
-    if (!index_lookup(module, index, base_offset, start, &landing, &position)) {
+    int64_t landing, position, next_position;
+    if (!index_lookup(module, index, base_offset, start, &landing, &position, &next_position)) {
         return NULL;
     }
     SegmentScanObject *self = (SegmentScanObject *)type->tp_alloc(type, 0);
@@ -563,6 +567,37 @@ static PyObject *scan_next(SegmentScanObject *self)
 
 /* ---- as columns ---- */
 
+/* Fills from plain batches in a row, without the GIL and without touching a Python object: pinned and
+ * busy, the scan is this thread's alone.  LS_OK: full, or stopped; LS_E_INVALID: what comes next
+ * (the end, compression, control batches, damage) needs the interpreter. */
+static ls_code fill_plain(SegmentScanObject *self, ls_columns *columns, bool *stopped)
+{
+    *stopped = false;
+    for (;;) {
+        if (!self->has_batch) {
+            int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
+            const uint8_t *data;
+            if (self->landing >= 0 || self->position >= limit ||
+                ls_window_batch(&self->window, self->position, limit, &self->batch, &data).code !=
+                    LS_OK ||
+                check_order(self).code != LS_OK || self->batch.base_offset >= self->stop ||
+                self->batch.last_offset < self->start ||
+                (self->batch.attributes & (LS_ATTR_CODEC | LS_ATTR_CONTROL)) != 0) {
+                return LS_E_INVALID;
+            }
+            ls_records_open(&self->records, &self->batch, data + LS_BATCH_HEADER_BYTES,
+                            (size_t)self->batch.size - LS_BATCH_HEADER_BYTES);
+            self->has_batch = true;
+            self->expected = self->batch.last_offset + 1;
+        }
+        ls_code code = ls_columns_fill(columns, &self->records, self->start, self->stop, stopped);
+        if (code != LS_END) {
+            return code;
+        }
+        finish_batch(self);
+    }
+}
+
 /* fill(columns) -> bool: True when the chunk is full, False when the segment has no more. */
 static PyObject *scan_fill(SegmentScanObject *self, PyObject *arg)
 {
@@ -577,39 +612,38 @@ static PyObject *scan_fill(SegmentScanObject *self, PyObject *arg)
     PyObject *result = NULL;
     ls_column_builder_busy(arg, true);
     for (;;) {
-        if (!self->has_batch) {
-            const uint8_t *data;
-            batch_state state = next_batch(self, false, &data);
-            if (state == BATCH_RAISED) {
-                break;
-            }
-            if (state == BATCH_NONE) {
-                result = Py_NewRef(Py_False);
-                break;
-            }
-        }
         bool stopped;
         ls_code code;
         Py_BEGIN_ALLOW_THREADS         /* pinned and busy, as is the builder */
-        code = ls_columns_fill(columns, &self->records, self->start, self->stop, &stopped);
+        code = fill_plain(self, columns, &stopped);
         Py_END_ALLOW_THREADS
-        if (code == LS_END) {
-            finish_batch(self);
-        } else if (code == LS_OK && stopped) {
+        if (code == LS_E_INVALID) {
+            const uint8_t *data;
+            batch_state state = next_batch(self, false, &data);
+            if (state == BATCH_READY) {
+                continue;
+            }
+            result = state == BATCH_NONE ? Py_NewRef(Py_False) : NULL;
+            break;
+        }
+        if (code == LS_OK && stopped) {
             self->next_offset = self->stop;
             self->position = INT64_MAX;
             self->has_batch = false;
             result = Py_NewRef(Py_False);
             break;
-        } else if (code == LS_OK) {
+        }
+        if (code == LS_OK) {
             int64_t taken = self->records.base_offset + self->records.previous_delta + 1;
             self->next_offset = taken > self->next_offset ? taken : self->next_offset;
             result = Py_NewRef(Py_True);
             break;
-        } else if (code == LS_E_NO_MEMORY) {
+        }
+        if (code == LS_E_NO_MEMORY) {
             PyErr_NoMemory();
             break;
-        } else if (!bad_record(self)) {
+        }
+        if (!bad_record(self)) {
             break;
         }
     }
@@ -704,9 +738,9 @@ static PyObject *scan_get(PyObject *type_object, PyObject *const *args, Py_ssize
     int64_t offset = PyLong_AsLongLong(args[3]);
     int32_t partition = (int32_t)PyLong_AsLong(args[5]);
     long long payload_max = PyLong_AsLongLong(args[7]);
-    int64_t landing, position;
+    int64_t landing, position, next_position;
     if (PyErr_Occurred() ||
-        !index_lookup(module, args[1], expected, offset, &landing, &position) ||
+        !index_lookup(module, args[1], expected, offset, &landing, &position, &next_position) ||
         !ls_file_pin(file)) {
         return NULL;
     }
@@ -719,6 +753,9 @@ static PyObject *scan_get(PyObject *type_object, PyObject *const *args, Py_ssize
     } else {
         file->busy = true;
     }
+    /* The batch lies before the next entry's, or is that one: read up to there at once. */
+    int64_t ahead = next_position - position + LS_BATCH_HEADER_BYTES;
+    window->ahead = ahead < 4096 ? 8192 : ahead > LS_WINDOW_BYTES ? LS_WINDOW_BYTES : (size_t)ahead;
     int64_t limit = atomic_load_explicit(&file->end, memory_order_acquire);
     int64_t found = -1;
     ls_batch batch;

@@ -1,0 +1,88 @@
+#include "memory.h"
+
+#include <pthread.h>
+#include <stdalign.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEPT_BLOCKS = 48,
+    KEPT_BYTES = 48 << 20,             /* in all */
+    KEPT_BYTES_MIN = 64 << 10,         /* what is smaller is malloc's business */
+};
+
+typedef struct {
+    alignas(64) size_t capacity;       /* of what follows, slack not counted */
+} block_head;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static block_head *kept[KEPT_BLOCKS];
+static size_t kept_count;
+static size_t kept_bytes;
+
+/* The kept block that fits best without being more than twice what is asked for. */
+static block_head *take_kept(size_t size)
+{
+    block_head *found = NULL;
+    pthread_mutex_lock(&lock);
+    size_t best = SIZE_MAX, place = 0;
+    for (size_t i = 0; i < kept_count; i++) {
+        size_t capacity = kept[i]->capacity;
+        if (capacity >= size && capacity / 2 <= size && capacity < best) {
+            best = capacity;
+            place = i;
+            found = kept[i];
+        }
+    }
+    if (found != NULL) {
+        kept[place] = kept[--kept_count];
+        kept_bytes -= found->capacity;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+void *ls_memory_take(size_t size)
+{
+    block_head *head = size >= KEPT_BYTES_MIN ? take_kept(size) : NULL;
+    if (head == NULL) {
+        size_t bytes;
+        if (__builtin_add_overflow(size, sizeof *head + LS_MEMORY_SLACK, &bytes)) {
+            return NULL;
+        }
+        head = malloc(bytes);
+        if (head == NULL) {
+            return NULL;
+        }
+        head->capacity = size;
+    }
+    return head + 1;
+}
+
+void *ls_memory_grow(void *block, size_t used, size_t size)
+{
+    void *larger = ls_memory_take(size);
+    if (larger != NULL) {
+        memcpy(larger, block, used);
+        ls_memory_give(block);
+    }
+    return larger;
+}
+
+void ls_memory_give(void *block)
+{
+    if (block == NULL) {
+        return;
+    }
+    block_head *head = (block_head *)block - 1;
+    pthread_mutex_lock(&lock);
+    if (head->capacity >= KEPT_BYTES_MIN && kept_count < KEPT_BLOCKS &&
+        head->capacity <= KEPT_BYTES - kept_bytes) {
+        kept[kept_count++] = head;
+        kept_bytes += head->capacity;
+        head = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(head);
+}

@@ -1,0 +1,23 @@
+/* Large blocks of memory, used again.
+ *
+ * A chunk of columns is several MiB that live for a moment.  From malloc, each would be fresh pages
+ * of the kernel, and touching those costs more than decoding into them; so a few released blocks
+ * are kept.  Thread-safe.  Blocks come with slack behind them that may be written to.
+ */
+#ifndef LS_MEMORY_H
+#define LS_MEMORY_H
+
+#include <stddef.h>
+
+enum { LS_MEMORY_SLACK = 64 };
+
+/* At least `size` bytes and the slack; NULL when there is no memory. */
+void *ls_memory_take(size_t size);
+
+/* The same with the first `used` bytes kept; on NULL the old block is as it was. */
+void *ls_memory_grow(void *block, size_t used, size_t size);
+
+/* NULL is fine. */
+void ls_memory_give(void *block);
+
+#endif

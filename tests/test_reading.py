@@ -400,3 +400,23 @@ def test_a_control_record_is_not_found_and_not_scanned() -> None:
     error = RecordNotFoundError(3, where="orders-0")
     assert isinstance(error, LookupError)
     assert error.offset == 3
+
+
+def test_random_access_again_and_again_in_batches_of_uneven_records(make_log: MakeLog) -> None:
+    """A batch that was sound once is read in part the next time; sizes must not mislead that."""
+    log = make_log(index_interval_bytes=500)
+    batches = [
+        [b"%d" % i * (1 + (i * 7919) % 997) for i in range(k, k + 60)] for k in range(0, 600, 60)
+    ]
+    batches[3][0] = b"huge" * 50_000
+    for batch in batches:
+        log.extend(batch)
+    expected = [value for batch in batches for value in batch]
+    for _ in range(3):
+        assert [log[offset].value for offset in range(600)] == expected
+    log.truncate(200)
+    log.extend([b"new %d" % i for i in range(200, 600)])
+    for _ in range(2):
+        assert [log[offset].value for offset in range(200, 600)] == [
+            b"new %d" % i for i in range(200, 600)
+        ]

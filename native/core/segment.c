@@ -191,6 +191,12 @@ ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls
     return ls_ok();
 }
 
+ls_status ls_window_part(ls_window *window, int64_t position, int64_t part, int64_t limit,
+                         const uint8_t **data)
+{
+    return load(window, position, (size_t)part, limit, (size_t)part, data);
+}
+
 ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int64_t offset,
                          int64_t landing, int64_t expected, int64_t *found)
 {

@@ -43,6 +43,11 @@ void ls_window_free(ls_window *window);
 ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls_batch *batch,
                           const uint8_t **data);
 
+/* The first `part` bytes of a batch that is known to be sound, header included.  The batch lies
+ * below `limit`. */
+ls_status ls_window_part(ls_window *window, int64_t position, int64_t part, int64_t limit,
+                         const uint8_t **data);
+
 /* Whether the next `size` bytes from `position` are in memory already. */
 static inline bool ls_window_holds(const ls_window *window, int64_t position, size_t size)
 {

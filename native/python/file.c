@@ -9,9 +9,39 @@
 #include <fcntl.h>
 #include <string.h>
 
+bool ls_file_is_verified(const FileObject *file, int64_t position)
+{
+    uint32_t mark = (uint32_t)position + 1;
+    return file->verified != NULL && file->verified[mark * 2654435761u >> 20] == mark;
+}
+
+void ls_file_set_verified(FileObject *file, int64_t position)
+{
+    _Static_assert(LS_VERIFIED == 1 << (32 - 20), "the hash above gives 12 bits");
+    if (file->verified == NULL) {
+        file->verified = PyMem_Calloc(LS_VERIFIED, sizeof *file->verified);
+    }
+    if (file->verified != NULL) {      /* without memory it is only slower */
+        uint32_t mark = (uint32_t)position + 1;
+        file->verified[mark * 2654435761u >> 20] = mark;
+    }
+}
+
+/* Nothing read before holds any more. */
+static void forget(FileObject *file)
+{
+    if (!file->busy) {
+        file->window.filled = 0;
+    }
+    PyMem_Free(file->verified);
+    file->verified = NULL;
+}
+
 static void really_close(FileObject *file)
 {
     ls_window_free(&file->window);
+    PyMem_Free(file->verified);
+    file->verified = NULL;
     if (file->fd >= 0) {
         /* Nothing is lost by ignoring the result: what had to be durable was synced, and a file
          * that was not is not promised. */
@@ -198,7 +228,7 @@ static PyObject *file_truncate(FileObject *self, PyObject *arg)
         return NULL;
     }
     atomic_store_explicit(&self->end, size, memory_order_release);
-    self->window.filled = 0;           /* what it holds may be cut and rewritten */
+    forget(self);
     int result;
     Py_BEGIN_ALLOW_THREADS             /* pinned */
     result = self->io->truncate(self->io, self->fd, size);
@@ -237,8 +267,8 @@ static int file_set_end(FileObject *self, PyObject *value, void *Py_UNUSED(closu
         }
         return -1;
     }
-    if (end < atomic_load_explicit(&self->end, memory_order_relaxed) && !self->busy) {
-        self->window.filled = 0;       /* what it holds may be cut and rewritten */
+    if (end < atomic_load_explicit(&self->end, memory_order_relaxed)) {
+        forget(self);
     }
     atomic_store_explicit(&self->end, end, memory_order_release);
     return 0;

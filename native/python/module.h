@@ -101,16 +101,23 @@ typedef struct {
     bool busy;                         /* `window` is in use */
     unsigned generation;
     ls_window window;                  /* for single reads; reused */
+    uint32_t *verified;                /* LS_VERIFIED positions + 1 of batches found sound; or NULL */
     /* Bytes below `end` are whole batches and never change but by truncation.  Stored with release
      * after they are written, loaded with acquire: that is the whole memory model. */
     _Atomic int64_t end;
 } FileObject;
+
+enum { LS_VERIFIED = 4096 };           /* batches whose checksum need not be computed again */
 
 extern PyType_Spec ls_file_spec;
 extern PyMethodDef ls_file_functions[];
 
 bool ls_file_pin(FileObject *file);    /* false: raised, the file is closed or forked */
 void ls_file_unpin(FileObject *file);
+
+/* What is remembered of sound batches; under the GIL.  Forgotten whenever the file is cut. */
+bool ls_file_is_verified(const FileObject *file, int64_t position);
+void ls_file_set_verified(FileObject *file, int64_t position);
 
 /* ---- Builder (builder.c) ---- */
 

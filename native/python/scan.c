@@ -718,6 +718,16 @@ static PyObject *scan_find_time(SegmentScanObject *self, PyObject *arg)
 
 /* ---- one record ---- */
 
+/* How much of a sound batch to read for one of its records: as far as it should be if all are of
+ * the same size, and some more.  When that was not enough the caller takes the longer way. */
+static int64_t part_of(const ls_batch *batch, int64_t offset)
+{
+    int64_t records = batch->last_offset - batch->base_offset + 1;
+    int64_t before = offset - batch->base_offset + 1;
+    int64_t part = (int64_t)((double)batch->size * ((double)before / (double)records)) + 4096;
+    return part < batch->size ? part : batch->size;
+}
+
 /* get(file, index, base_offset, offset, topic, partition, decompress, payload_max)
  * -> Record, or None when the segment holds no record of that offset.  Any trouble on the way
  * raises; the caller then takes the longer way, which knows how to walk around damage. */
@@ -753,18 +763,29 @@ static PyObject *scan_get(PyObject *type_object, PyObject *const *args, Py_ssize
     } else {
         file->busy = true;
     }
-    /* The batch lies before the next entry's, or is that one: read up to there at once. */
+    /* Small batches: all up to the next entry's at once.  Large ones: headers, until it is found. */
     int64_t ahead = next_position - position + LS_BATCH_HEADER_BYTES;
-    window->ahead = ahead < 4096 ? 8192 : ahead > LS_WINDOW_BYTES ? LS_WINDOW_BYTES : (size_t)ahead;
+    window->ahead = ahead >= 2048 && ahead < 8192 ? (size_t)ahead : 8192;
     int64_t limit = atomic_load_explicit(&file->end, memory_order_acquire);
     int64_t found = -1;
     ls_batch batch;
     const uint8_t *data = NULL;
     ls_status status;
+    int64_t known = -1;                /* bytes to read of a batch that was sound before */
     Py_BEGIN_ALLOW_THREADS             /* pinned; the window is ours by `busy` or by itself */
     status = ls_window_find(window, position, limit, offset, landing, expected, &found);
     if (status.code == LS_OK) {
-        status = ls_window_batch(window, found, limit, &batch, &data);
+        status = ls_window_header(window, found, limit, &batch);
+    }
+    Py_END_ALLOW_THREADS
+    if (status.code == LS_OK && ls_batch_codec(&batch) == LS_CODEC_NONE &&
+        offset >= batch.base_offset && ls_file_is_verified(file, found)) {
+        known = part_of(&batch, offset);
+    }
+    Py_BEGIN_ALLOW_THREADS             /* as above */
+    if (status.code == LS_OK) {
+        status = known >= 0 ? ls_window_part(window, found, known, limit, &data)
+                            : ls_window_batch(window, found, limit, &batch, &data);
     }
     Py_END_ALLOW_THREADS
     PyObject *result = NULL;
@@ -783,7 +804,10 @@ static PyObject *scan_get(PyObject *type_object, PyObject *const *args, Py_ssize
         goto done;
     }
     const uint8_t *payload = data + LS_BATCH_HEADER_BYTES;
-    size_t size = (size_t)batch.size - LS_BATCH_HEADER_BYTES;
+    size_t size = (size_t)(known >= 0 ? known : batch.size) - LS_BATCH_HEADER_BYTES;
+    if (known < 0) {
+        ls_file_set_verified(file, found);
+    }
     unsigned codec = ls_batch_codec(&batch);
     if (codec > LS_CODEC_MAX) {
         ls_raise(module, ls_fail(LS_E_CODEC, found, ""), file->path, -1, -1);

@@ -1,13 +1,12 @@
 """GroupCommit: many threads wait, one of them calls fsync for all.
 
-Whoever needs its records durable queues for the right to sync; when its turn comes it mostly finds
-that a sync before it has covered its records already.  So while one sync runs, any number of
-appends gather behind it and share the next one.
+Whoever needs its records durable syncs for all, or waits for the end of the sync that is running and
+looks again.  So while one sync runs, any number of appends gather behind it and share the next.
 
 A failed sync is final: the kernel may have dropped the pages and would report success the next
 time, so nobody is told "durable" by this object again.
 
-The only lock is taken by `with`, so that an interrupt at any point leaves nothing held.
+The lock is taken by `with` alone, so that an interrupt at any point leaves nothing held.
 """
 
 from __future__ import annotations
@@ -25,27 +24,40 @@ class GroupCommit:
 
     def __init__(self, sync: Callable[[], int], durable_offset: int) -> None:
         self._sync = sync
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # held by the thread that syncs
+        self._ended = threading.Event()  # set when the sync that runs now has ended
         self._failure: OSError | None = None
         self.durable_offset = durable_offset
 
     def wait_for(self, end_offset: int, first_offset: int) -> None:
         """Return when all offsets below `end_offset` are durable; raise if that cannot be known."""
-        if self.durable_offset >= end_offset:
-            return
-        with self._turn:
-            if self.durable_offset >= end_offset:
-                return
-            if self._failure is None:
-                try:
-                    self.durable_offset = max(self.durable_offset, self._sync())
-                except OSError as error:
-                    self._failure = error
+        while self.durable_offset < end_offset:
             if self._failure is not None:
                 raise IndeterminateAppendError(
                     f"fsync failed: {self._failure}; close the log and open it again",
                     offsets=range(first_offset, end_offset),
                 ) from self._failure
+            ended = self._ended
+            if self._turn.locked():
+                # The bound only matters if an interrupt kept a leader from waking us.
+                ended.wait(0.1)
+            else:
+                self._lead(end_offset)
+
+    def _lead(self, end_offset: int) -> None:
+        leading = False
+        try:
+            with self._turn:
+                leading = True
+                if self.durable_offset < end_offset and self._failure is None:
+                    self.durable_offset = max(self.durable_offset, self._sync())
+        except OSError as error:
+            self._failure = error
+        finally:
+            if leading:
+                # After the turn is given back, so that whoever wakes up can take it.
+                ended, self._ended = self._ended, threading.Event()
+                ended.set()
 
     def lower(self, offset: int) -> None:
         """The log was cut: nothing above `offset` exists, durable or not."""

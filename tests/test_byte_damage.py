@@ -132,13 +132,16 @@ def open_and_read(path: Path) -> list[ReferenceRecord]:
 # ------------------------------------------------------------------------------- a changed byte
 
 
-def test_every_value_of_every_header_byte_is_seen_or_harmless(closed: Sample) -> None:
+@EVERY
+def test_every_value_of_every_header_byte_is_seen_or_harmless(closed: Sample, step: int) -> None:
+    first, _, _, compressed, _, last = closed.batches
+    chosen = closed.batches if step == 1 else [first, compressed, last]
     with (
         closed.log.open("r+b", buffering=0) as file,
         Partition.open(closed.path, readonly=True, config=CONFIG) as log,
     ):
         assert read(log) == closed.records
-        for batch in closed.batches:
+        for batch in chosen:
             # from the record before the batch to the one behind it
             around = slice(max(0, batch.base_offset - 1), batch.next_offset + 1)
             expected = closed.records[around]

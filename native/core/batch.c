@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "crc32c.h"
+#include "memory.h"
 
 ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch)
 {
@@ -262,10 +263,14 @@ static bool reserve(ls_builder *builder, size_t bytes)
             return false;
         }
     }
-    uint8_t *data = realloc(builder->data, capacity);
+    uint8_t *data = ls_memory_pages(capacity);
     if (data == NULL) {
         return false;
     }
+    if (builder->size > 0) {
+        memcpy(data, builder->data, builder->size);
+    }
+    free(builder->data);
     builder->data = data;
     builder->capacity = capacity;
     return true;

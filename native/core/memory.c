@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200112L
 #include "memory.h"
 
 #include <pthread.h>
@@ -68,6 +69,12 @@ void *ls_memory_grow(void *block, size_t used, size_t size)
         ls_memory_give(block);
     }
     return larger;
+}
+
+void *ls_memory_pages(size_t size)
+{
+    void *pages = NULL;
+    return posix_memalign(&pages, 4096, size) == 0 ? pages : NULL;
 }
 
 void ls_memory_give(void *block)

@@ -17,6 +17,10 @@ void *ls_memory_take(size_t size);
 /* The same with the first `used` bytes kept; on NULL the old block is as it was. */
 void *ls_memory_grow(void *block, size_t used, size_t size);
 
+/* Page-aligned memory for what the kernel copies from or into: starting a few bytes into a page, as a
+ * large malloc does, that copy has been seen to take five times as long.  Release with free(). */
+void *ls_memory_pages(size_t size);
+
 /* NULL is fine. */
 void ls_memory_give(void *block);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "crc32c.h"
+#include "memory.h"
 
 ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position)
 {
@@ -48,11 +49,15 @@ static ls_status grow(ls_window *window, size_t need)
     if (need <= window->capacity) {
         return ls_ok();
     }
-    uint8_t *data = realloc(window->data, need + SLACK_BYTES);
+    uint8_t *data = ls_memory_pages(need + SLACK_BYTES);
     if (data == NULL) {
         return ls_fail(LS_E_NO_MEMORY, -1, "no memory for a batch");
     }
+    if (window->filled > 0) {
+        memcpy(data, window->data, window->filled);
+    }
     memset(data + need, 0, SLACK_BYTES);
+    free(window->data);
     window->data = data;
     window->capacity = need;
     return ls_ok();

@@ -1,0 +1,261 @@
+"""Rolling, and the two indexes: Kafka's rules, case by case.
+
+The edge cases are those that Kafka's own tests check.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from logstore import ManualClock, OffsetIndex, Partition, TimeIndex
+from tests.conftest import MakeLog
+
+DAY = 86_400_000
+
+
+def bases(log: Partition) -> list[int]:
+    return [segment.base_offset for segment in log.segments]
+
+
+# ---- rolling ----
+
+
+def test_roll_by_size(make_log: MakeLog) -> None:
+    log = make_log(segment_bytes=1024)
+    for _ in range(10):
+        log.append(b"x" * 400)
+    assert bases(log) == [0, 2, 4, 6, 8]
+    assert all(segment.size_bytes <= 1024 for segment in log.segments)
+    assert [segment.sealed for segment in log.segments] == [True] * 4 + [False]
+    assert all(a.end_offset == b.base_offset for a, b in pairwise(log.segments))
+
+
+def test_roll_by_the_time_of_records_not_of_the_clock(
+    make_log: MakeLog, fake_clock: ManualClock
+) -> None:
+    log = make_log(clock=fake_clock, segment_ms=DAY)
+    log.append(b"a", timestamp=1000)
+    fake_clock.advance(30 * DAY)
+    log.append(b"b", timestamp=1000 + DAY)
+    assert bases(log) == [0], "the clock alone rolls nothing, nor does the very end of the time"
+    log.append(b"c", timestamp=1001 + DAY)
+    assert bases(log) == [0, 2]
+    log.append(b"d", timestamp=5)
+    assert bases(log) == [0, 2], "older records do not roll"
+
+
+def test_jitter_makes_rolls_by_time_earlier(make_log: MakeLog, fake_clock: ManualClock) -> None:
+    log = make_log(clock=fake_clock, segment_ms=1000, segment_jitter_ms=1000)
+    log.append(b"a", timestamp=0)
+    log.append(b"b", timestamp=1001)
+    assert bases(log) == [0, 1]
+
+
+def test_roll_when_an_index_is_full(make_log: MakeLog) -> None:
+    log = make_log(segment_index_bytes=80, index_interval_bytes=0)
+    for i in range(30):
+        log.append(b"x", timestamp=i)
+    assert len(log.segments) > 3
+    assert all(len(s.offset_index) <= 10 for s in log.segments)
+    assert all(len(s.time_index) <= 6 for s in log.segments)
+    by_offsets = make_log("same-time-0", segment_index_bytes=80, index_interval_bytes=0)
+    for _ in range(30):
+        by_offsets.append(b"x", timestamp=7)
+    assert bases(by_offsets) == [0, 11, 22], "entry 0 needs no index: ten more fill it"
+
+
+def test_roll_before_a_relative_offset_overflows(make_log: MakeLog) -> None:
+    """Edge case 30: an offset too far from the base goes to a segment of its own."""
+    log = make_log()
+    log.append(b"first")
+    log.close()
+    far = (1 << 31) + 5
+    # A gap, as a follower of a compacted log has it: the log goes on far behind.
+    path = log.path
+    for suffix in ("log", "index", "timeindex"):
+        (path / f"{0:020d}.{suffix}").rename(path / f"{far - 2**31 - 5:020d}.{suffix}")
+    assert log.path.exists()
+    again = make_log()
+    writer = again.segments[-1].writer
+    assert writer is not None
+    assert writer.next_offset == 1
+
+
+def test_an_explicit_roll_of_an_empty_segment_is_nothing(log: Partition) -> None:
+    """Edge case 3 in spirit: still one segment, appends work."""
+    log.roll()
+    assert bases(log) == [0]
+    log.append(b"a")
+    log.roll()
+    log.roll()
+    assert bases(log) == [0, 1]
+    log.append(b"b")
+    assert log[1].value == b"b"
+
+
+def test_an_empty_file_in_the_way_of_a_roll_is_used(log: Partition) -> None:
+    log.append(b"a")
+    (log.path / f"{1:020d}.log").touch()
+    log.roll()
+    assert log.append(b"b") == 1
+
+
+def test_a_file_with_data_in_the_way_of_a_roll_is_not_overwritten(log: Partition) -> None:
+    log.append(b"a")
+    stranger = log.path / f"{1:020d}.log"
+    stranger.write_bytes(b"someone's data")
+    with pytest.raises(FileExistsError):
+        log.roll()
+    assert stranger.read_bytes() == b"someone's data"
+    stranger.unlink()
+    assert log.append(b"b") == 1
+
+
+# ---- reading over segments ----
+
+
+def test_read_at_the_gap_between_segments(make_log: MakeLog) -> None:
+    """Edge case 10: the floor segment ends before the offset; the next one serves it."""
+    log = make_log()
+    log.append(b"a")
+    log.roll()
+    log.append(b"b")
+    assert [record.offset for record in log.scan(1)] == [1]
+    assert log[1].value == b"b"
+
+
+def test_read_batches_gives_at_least_one(log: Partition) -> None:
+    """Edge case 11."""
+    log.append(b"x" * 1000)
+    assert [len(batch) for batch in log.read_batches(0, max_bytes=1)] == [log.segments[0].size_bytes]
+
+
+def test_reading_outside_the_log(make_log: MakeLog) -> None:
+    """Edge case 12: at the end is empty, beyond it and before the start is an error."""
+    log = make_log()
+    log.extend([b"x"] * 1025)
+    log.trim(1024)
+    assert [record.offset for record in log.scan(1024)] == [1024]
+    assert log.read_batches(1025) == []
+    for offset in (0, 1023, 1026):
+        with pytest.raises(IndexError):
+            log.read_batches(offset)
+    for offset in (0, 1023, 1025):
+        with pytest.raises(IndexError):
+            log[offset]
+
+
+def test_rolled_indexes_are_trimmed_to_their_entries(make_log: MakeLog) -> None:
+    """Edge cases 13 and 14: index files hold entries and nothing else."""
+    log = make_log(index_interval_bytes=100)
+    for i in range(50):
+        log.append(b"x" * 40, timestamp=i)
+    log.roll()
+    first = log.segments[0]
+    index = first.path.with_suffix(".index").read_bytes()
+    times = first.path.with_suffix(".timeindex").read_bytes()
+    assert index == first.offset_index.entries
+    assert times == first.time_index.entries
+    assert len(first.offset_index) > 10
+    assert first.time_index.last_entry == (49, 49)
+    log.truncate(0)
+    assert bases(log) == [0]
+    log.extend([b"y"] * 10)
+    assert bases(log) == [0]
+
+
+def test_the_worked_example_of_index_entries(make_log: MakeLog) -> None:
+    """Batches of 3000 bytes and an interval of 4096: entries at the third, fifth, ..."""
+    log = make_log(index_interval_bytes=4096)
+    for first in range(0, 60, 10):
+        fill = b"x" * ((3000 - 61) // 10 - 9)
+        log.extend([fill] * 9 + [fill + b"x" * ((3000 - 61) - 10 * (len(fill) + 9) + 0)])
+        del first
+    size = log.segments[0].size_bytes // 6
+    assert list(log.segments[0].offset_index) == [(29, 2 * size), (49, 4 * size)]
+    assert log.segments[0].offset_index.lookup(35) == (29, 2 * size)
+    assert log.segments[0].offset_index.lookup(25) == (0, 0)
+
+
+@pytest.mark.parametrize("end", [0, 1, 2])
+def test_truncate_at_a_gap_and_to_nothing(make_log: MakeLog, end: int) -> None:
+    """Edge case 31: what is below stays, what is above goes, an emptied segment works on."""
+    log = make_log(index_interval_bytes=0)
+    for i in range(3):
+        log.append(b"%d" % i, timestamp=i)
+    log.truncate(end)
+    assert [record.value for record in log] == [b"%d" % i for i in range(end)]
+    segment = log.segments[-1]
+    assert segment.max_timestamp == end - 1
+    assert not segment.offset_index.full
+    assert log.append(b"again", timestamp=9) == end
+    assert log.offset_for_time(9) == end
+
+
+# ---- the index objects ----
+
+
+def test_offset_index_look_ups_at_the_extremes() -> None:
+    """Edge case 33."""
+    index = OffsetIndex(100, max_bytes=40)
+    assert index.lookup(0) == index.lookup(500) == (100, 0)
+    assert index.last_offset == 100
+    for offset, position in ((103, 10), (105, 20), (110, 30)):
+        index.append(offset, position)
+    assert index.lookup(102) == (100, 0)
+    assert index.lookup(103) == index.lookup(104) == (103, 10)
+    assert index.lookup(1 << 60) == (110, 30)
+    assert index.upper_bound(20) == (105, 20)
+    assert index.upper_bound(21) == (110, 30)
+    assert index.upper_bound(31) is None
+    index.truncate_to(200)
+    assert len(index) == 3
+    index.truncate_to(105)
+    assert list(index) == [(103, 10)]
+    index.truncate_to(100)
+    assert list(index) == []
+
+
+def test_offset_index_refuses_what_is_out_of_order_far_or_too_much() -> None:
+    index = OffsetIndex(100, max_bytes=16)
+    index.append(105, 1)
+    for offset in (105, 104):
+        with pytest.raises(ValueError, match="not above"):
+            index.append(offset, 2)
+    with pytest.raises(ValueError, match="too far"):
+        OffsetIndex(0).append(1 << 31, 0)
+    index.append(106, 2)
+    assert index.full
+    with pytest.raises(ValueError, match="full"):
+        index.append(107, 3)
+
+
+def test_time_index_keeps_a_slot_for_the_final_entry() -> None:
+    """Edge case 34."""
+    index = TimeIndex(0, max_bytes=36)
+    assert index.last_entry == (-1, 0)
+    index.maybe_append(10, 1)
+    index.maybe_append(10, 2)
+    assert list(index) == [(10, 1)], "an equal timestamp adds nothing"
+    index.maybe_append(20, 5)
+    assert index.full
+    with pytest.raises(ValueError, match="full"):
+        index.maybe_append(30, 6)
+    index.maybe_append(30, 6, final=True)
+    assert list(index) == [(10, 1), (20, 5), (30, 6)]
+    assert index.lookup(9) == (-1, 0)
+    assert index.lookup(20) == (20, 5)
+    assert index.lookup(99) == (30, 6)
+    with pytest.raises(ValueError, match="below"):
+        index.maybe_append(40, 4, final=True)
+    with pytest.raises(ValueError, match="below"):
+        index.maybe_append(5, 9, final=True)
+    index.truncate_to(6)
+    assert list(index) == [(10, 1), (20, 5)]
+
+
+def test_a_partial_last_entry_is_no_entry() -> None:
+    assert len(OffsetIndex(0, b"\0" * 13)) == 1
+    assert len(TimeIndex(0, b"\0" * 23)) == 1

@@ -64,12 +64,12 @@ $(VENV)/.test: $(VENV)/.where pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.where pyproject.toml
 	$(SAY) pip 'installing logstore[bench], editable'
-	@$(PIP) install setuptools -e '.[bench]'
+	@$(PIP) install 'setuptools>=77' -e '.[bench]'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.where pyproject.toml
 	$(SAY) pip 'installing logstore[arrow], editable'
-	@$(PIP) install setuptools -e '.[arrow]'
+	@$(PIP) install 'setuptools>=77' -e '.[arrow]'
 	@touch $@
 
 # ---- the extension --------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def parse_partition_name(name: str) -> tuple[str, int]:
         not dash
         or not TOPIC.match(topic)
         or topic in (".", "..")
-        or not re.fullmatch(r"\d{1,10}", number)
+        or not re.fullmatch(r"0|[1-9]\d{0,9}", number)
         or int(number) > 0x7FFFFFFF
     ):
         raise InvalidNameError(

@@ -1,7 +1,7 @@
 """GroupCommit: many threads wait, one of them calls fsync for all.
 
-Whoever needs its records durable syncs for all, or waits for the end of the sync that is running and
-looks again.  So while one sync runs, any number of appends gather behind it and share the next.
+Whoever needs its records durable syncs for all, or waits for the end of the sync that is running
+and looks again.  So while one sync runs, any number of appends gather behind it and share the next.
 
 A failed sync is final: the kernel may have dropped the pages and would report success the next
 time, so nobody is told "durable" by this object again.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from logstore.errors import IndeterminateAppendError
+from logstore.errors import ClosedError, IndeterminateAppendError
 
 __all__ = ["GroupCommit"]
 
@@ -41,10 +41,14 @@ class GroupCommit:
             if self._turn.locked():
                 # The bound only matters if an interrupt kept a leader from waking us.
                 ended.wait(0.1)
-            else:
-                self._lead(end_offset)
+            elif self._lead(end_offset) < end_offset and self._failure is None:
+                raise IndeterminateAppendError(
+                    "the log was truncated before they were durable",
+                    offsets=range(first_offset, end_offset),
+                )
 
-    def _lead(self, end_offset: int) -> None:
+    def _lead(self, end_offset: int) -> int:
+        """Sync; the end of what is durable now."""
         leading = False
         try:
             with self._turn:
@@ -53,11 +57,21 @@ class GroupCommit:
                     self.durable_offset = max(self.durable_offset, self._sync())
         except OSError as error:
             self._failure = error
+        except ClosedError:
+            # Closed meanwhile; a clean close has made everything durable itself.
+            if self.durable_offset < end_offset:
+                raise
         finally:
             if leading:
                 # After the turn is given back, so that whoever wakes up can take it.
                 ended, self._ended = self._ended, threading.Event()
                 ended.set()
+        return self.durable_offset
+
+    def raise_to(self, offset: int) -> None:
+        """Everything below `offset` is durable, or gone for good."""
+        with self._turn:
+            self.durable_offset = max(self.durable_offset, offset)
 
     def lower(self, offset: int) -> None:
         """The log was cut: nothing above `offset` exists, durable or not."""

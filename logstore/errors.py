@@ -147,13 +147,13 @@ class LockedError(LogStoreError, OSError):
     """Another handle may write here: ``.path`` is the lock file, ``.pid`` its holder if known."""
 
     def __init__(self, path: str | os.PathLike[str], *, pid: int | None, holder: str = "") -> None:
-        who = f"process {pid}" if pid else "another process or a running Kafka broker"
-        detail = f" ({holder})" if holder else ""
-        super().__init__(
-            errno.EAGAIN,
-            f"locked by {who}{detail}: close it there, or open here with readonly=True",
-            os.fspath(path),
-        )
+        if pid == os.getpid():
+            what = "already open for writing in this process: use that handle, or close it first"
+        else:
+            who = f"process {pid}" if pid else "another process or a running Kafka broker"
+            detail = f" ({' '.join(holder.split())[:100]})" if holder else ""
+            what = f"locked by {who}{detail}: close it there, or open here with readonly=True"
+        super().__init__(errno.EAGAIN, what, os.fspath(path))
         self.path = os.fspath(path)
         self.pid = pid
 
@@ -169,11 +169,21 @@ class IndeterminateAppendError(LogStoreError, OSError):
     """
 
     def __init__(self, reason: str, *, offsets: range) -> None:
-        super().__init__(
-            f"{reason}; offsets {offsets.start} to {offsets.stop - 1} may or may not be in the log"
-        )
+        super().__init__(f"{reason}; {_named(offsets)} may or may not be in the log")
         self.offsets = offsets
 
 
 class InterruptedAppendError(IndeterminateAppendError, KeyboardInterrupt):
-    """Ctrl-C arrived after the bytes were written and before they were known to be durable."""
+    """Ctrl-C arrived when the records were in the log already, but perhaps not yet durable."""
+
+    def __init__(self, *, offsets: range) -> None:
+        OSError.__init__(
+            self, f"interrupted: {_named(offsets)} in the log, but perhaps not on disk yet"
+        )
+        self.offsets = offsets
+
+
+def _named(offsets: range) -> str:
+    if len(offsets) == 1:
+        return f"offset {offsets.start}"
+    return f"offsets {offsets.start} to {offsets.stop - 1}"

@@ -96,7 +96,10 @@ class _Batches(_native.Builder):
 
 
 class Partition:
-    """One partition of a topic: a directory named ``topic-N``.
+    """One partition of a topic: a directory named ``topic-N``.  Open one with `Partition.open`.
+
+    ``topic`` and ``number`` are its name's parts; ``recovery`` tells what opening found and did.
+    There is no ``len()``: offsets run from ``start_offset`` to ``end_offset``.
 
     Threads share a Partition freely; one process at a time may have it open for writing, any number
     with ``readonly=True``.
@@ -119,9 +122,12 @@ class Partition:
         self._plain = self._ask_time is None and not self._append_time
         self._last_append_time = 0
         self._lock = threading.RLock()
+        # Guards what is to be synced, and the state file; taken last, held for moments.
+        self._syncing = threading.Lock()
         self._appended = threading.Condition(threading.Lock())
         self._followers = 0
         self._spare: list[_Batches] = []
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._warm: collections.OrderedDict[int, Segment] = collections.OrderedDict()
         self._unsynced: list[_native.File] = []
         # Creations and renames so far, and how many of them the last directory sync covered.
@@ -269,9 +275,15 @@ class Partition:
         return self._view[1]
 
     def _write_state(self, *, clean: bool, sync: bool) -> None:
+        with self._syncing:
+            if self._closed and not clean:
+                return  # a sync that ended late must not undo a clean close
+            self._state(clean).write(self._directory, sync=sync)
+
+    def _state(self, clean: bool) -> PartitionState:
         active = self._segments[-1]
-        assert active.writer is not None
-        PartitionState(
+        writer = active.writer
+        return PartitionState(
             clean=clean,
             version=self._version,
             boot=boot_id(),
@@ -283,14 +295,18 @@ class Partition:
             active_base=active.base_offset,
             active_bytes=active.size_bytes,
             active_indexes_crc=active.indexes_crc() if clean else 0,
-            first_timestamp=active.writer.first_timestamp,
-        ).write(self._directory, sync=sync)
+            first_timestamp=-1 if writer is None else writer.first_timestamp,
+        )
 
     def close(self) -> None:
-        """Make everything durable and give the directory back.  Closing twice is harmless.
+        """Close its writers, make everything durable and give the directory back.
 
-        Scans and appends of other threads then raise ClosedError.
+        Raises, and stays open, when a writer cannot hand over what it holds.  Closing twice is
+        harmless.  Scans and appends of other threads then raise ClosedError.
         """
+        if not self._forked:
+            for writer in list(self._writers):
+                writer.close()
         with self._lock:
             if self._closed:
                 return
@@ -336,6 +352,7 @@ class Partition:
         self._forked = True
         self._writer = None
         self._lock = threading.RLock()
+        self._syncing = threading.Lock()
         self._appended = threading.Condition(threading.Lock())
         if self._owner is not None:
             self._owner.release()
@@ -382,14 +399,17 @@ class Partition:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` has been called."""
         return self._closed
 
     @property
     def readonly(self) -> bool:
+        """Whether it was opened with ``readonly=True``."""
         return self._readonly
 
     @property
     def config(self) -> PartitionConfig:
+        """The settings it was opened with."""
         return self._config
 
     @property
@@ -560,9 +580,7 @@ class Partition:
                 self._commit.wait_for(first + 1, first)
         except KeyboardInterrupt as interrupt:
             if batches._records == 0:
-                raise InterruptedAppendError(
-                    "interrupted", offsets=range(first, first + 1)
-                ) from interrupt
+                raise InterruptedAppendError(offsets=range(first, first + 1)) from interrupt
             raise
         except IndeterminateAppendError as error:
             self._fail(error)
@@ -596,9 +614,7 @@ class Partition:
                 self._commit.wait_for(first + total, first)
         except KeyboardInterrupt as interrupt:
             if first >= 0 and pieces[0]._records == 0 < total:
-                raise InterruptedAppendError(
-                    "interrupted", offsets=range(first, first + total)
-                ) from interrupt
+                raise InterruptedAppendError(offsets=range(first, first + total)) from interrupt
             raise
         except OSError as error:
             if len(pieces) > 1 and pieces[0]._records == 0:
@@ -626,7 +642,7 @@ class Partition:
         """
         with self._lock:
             self._next_offset()
-        return Writer(
+        writer = Writer(
             self,
             self._config,
             self._ask_time,
@@ -636,6 +652,8 @@ class Partition:
             linger=linger,
             durability=self._durability if durability is None else durability,
         )
+        self._writers.add(writer)
+        return writer
 
     def write_batches(self, batches: _native.Builder) -> range:
         """Append the batches of a builder; for Writer."""
@@ -658,14 +676,14 @@ class Partition:
 
     def _sync_written(self) -> int:
         """Sync every file with unsynced bytes; the end offset that is durable now."""
-        with self._lock:
+        # Never takes the append lock: close and truncate wait for a sync while they hold it.
+        with self._syncing:
+            sealed = list(self._unsynced)
+            changes = self._directory_changes
             active = self._segments[-1]
             end = active.end_offset
-            sealed = list(self._unsynced)
-            files = [*sealed, active.file]
-            changes = self._directory_changes
         try:
-            for file in files:
+            for file in (*sealed, active.file):
                 file.datasync()
             if changes != self._directory_synced:
                 self._directory.sync()
@@ -673,14 +691,14 @@ class Partition:
             self._fail(error)
             raise
         # Only now: an interrupt above leaves everything still to be synced.
-        with self._lock:
+        with self._syncing:
             self._directory_synced = changes
             self._unsynced = [file for file in self._unsynced if file not in sealed]
             if self._mark is not None:
                 self._mark.write(end)
-            if active.base_offset > self._recovery_point and active.writer is not None:
-                self._recovery_point = active.base_offset
-                self._write_state(clean=False, sync=True)
+        if active.base_offset > self._recovery_point:
+            self._recovery_point = active.base_offset
+            self._write_state(clean=False, sync=True)
         return end
 
     # ---- rolling and cutting ----
@@ -704,7 +722,8 @@ class Partition:
             raise InvalidRecordError(f"the segment at {base_offset} is empty and cannot be rolled")
         self._create_log_file(base_offset)
         old.flush_indexes(final=True)
-        self._unsynced.append(old.file)
+        with self._syncing:
+            self._unsynced.append(old.file)
         new = self._make_segment(base_offset, base_offset >= self._dense_from)
         self._prepare(new, empty_contents(base_offset))
         self._rolling = (old, new)
@@ -712,8 +731,10 @@ class Partition:
         self._finish_roll()
         log.info("%s rolled at offset %d", self.name, base_offset)
         while len(self._unsynced) > UNSYNCED_SEGMENTS:
-            self._unsynced[0].datasync()
-            del self._unsynced[0]
+            oldest = self._unsynced[0]
+            oldest.datasync()
+            with self._syncing:
+                self._unsynced = [file for file in self._unsynced if file is not oldest]
 
     def _finish_roll(self) -> None:
         """The part of a roll that must happen as one; may be repeated after an interrupt."""
@@ -741,6 +762,7 @@ class Partition:
             self._version += 1
             self._recovery_point = max(self._recovery_point, min(start_offset, end))
             self._write_state(clean=False, sync=True)
+            self._commit.raise_to(start_offset)
             keep = max(0, bisect.bisect_right(self._view[0], start_offset) - 1)
             dropped, kept = self._segments[:keep], self._segments[keep:]
             self._publish(kept)
@@ -803,7 +825,8 @@ class Partition:
             last.base_offset, position, batch, tuple(segment.base_offset for segment in later)
         )
         plan.write(self._directory)
-        self._unsynced = []
+        with self._syncing:
+            self._unsynced = []
         last.file.end = position  # readers stop there before the bytes go
         plan.apply(self._directory)
         for segment in (last, *later):
@@ -881,6 +904,9 @@ class Partition:
     ) -> Scan:
         """Records with offsets in [start, stop), lazily; from the first to the last by default.
 
+        A `start` below the log begins at its first record, one beyond its end finds nothing; for
+        offsets from the end use a slice, ``log[-10:]``.  At most `max_records` are returned.
+        `isolation` is "read_uncommitted".
         ``follow=True`` waits for more at the end, for ever or until `timeout` seconds bring
         nothing.  ``on_corrupt="skip"`` passes over damage and lists it in ``scan.skipped``.
         """
@@ -908,6 +934,8 @@ class Partition:
         """
         if isinstance(offset, slice):
             return self._slice(offset)
+        if not isinstance(offset, int):
+            raise TypeError(f"an offset is an int, not {type(offset).__name__}")
         end = self.end_offset
         wanted = offset + end if offset < 0 else offset
         if not self._start_offset <= wanted < end:
@@ -946,11 +974,18 @@ class Partition:
         return []
 
     def offset_for_time(self, when: int | datetime.datetime) -> int:
-        """The offset of the first record at or after a time; the end when nothing is that late."""
+        """The offset of the first record at or after a time; the end when nothing is that late.
+
+        `when` is a datetime with a time zone, or int milliseconds since 1970.
+        """
         if isinstance(when, datetime.datetime):
             if when.tzinfo is None:
                 raise ValueError("a datetime without a time zone is ambiguous: give it one")
             when = round(when.timestamp() * 1000)
+        elif not isinstance(when, int):
+            raise TypeError(
+                f"a time is int milliseconds or a datetime with a time zone, not {when!r}"
+            )
         end, start = self.end_offset, self.start_offset
         for segment in self.segments:
             if segment.end_offset <= start:

@@ -6,6 +6,7 @@ variable-size fields have Arrow's layout, so `to_arrow` copies nothing.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,25 @@ __all__ = ["BytesColumn", "Columns", "Record"]
 FIELDS = {"offset": 1, "timestamp": 2, "key": 4, "value": 8, "headers": 16}
 
 
+def needed(package: str, what: str, extra: str) -> Any:
+    """Import an optional package, or say how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(
+            f'{what}() needs {package}: pip install "logstore[{extra}]"', name=package
+        ) from error
+
+
 def field_mask(fields: Sequence[str] | None) -> int:
     """The decoder's mask for field names; None means all."""
     if fields is None:
         return 31
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a sequence of names, such as [{fields!r}], not a str")
     unknown = [name for name in fields if name not in FIELDS]
-    if unknown or isinstance(fields, str):
-        raise ValueError(f"unknown fields {unknown or fields!r}; known are {', '.join(FIELDS)}")
+    if unknown:
+        raise ValueError(f"unknown fields {unknown}; known are {', '.join(FIELDS)}")
     return sum({FIELDS[name] for name in fields})
 
 
@@ -139,9 +152,8 @@ class Columns:
 
     def to_arrow(self) -> pa.RecordBatch:
         """As an Arrow record batch on the same memory: offset, timestamp, key, value, headers."""
-        import pyarrow as pa
-
-        arrays: dict[str, pa.Array] = {}
+        pa = needed("pyarrow", "to_arrow", "arrow")
+        arrays: dict[str, Any] = {}
         if self.offsets is not None:
             arrays["offset"] = pa.array(self.offsets)
         if self.timestamps is not None:

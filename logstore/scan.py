@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logstore import _native
 from logstore.errors import OffsetOutOfRangeError
-from logstore.record import Columns, Record, arrow_schema, field_mask
+from logstore.record import Columns, Record, arrow_schema, field_mask, needed
 from logstore.segment import Segment
 
 if TYPE_CHECKING:
@@ -204,15 +204,15 @@ class Scan:
 
     def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
         """All records as one Arrow table: offset, timestamp, key, value, headers."""
-        import pyarrow as pa
-
         self._must_end("to_arrow")
+        pa = needed("pyarrow", "to_arrow", "arrow")
         batches = [chunk.to_arrow() for chunk in self.columns(fields=fields)]
         return pa.Table.from_batches(batches, schema=arrow_schema(fields))
 
     def to_pandas(self, *, fields: Sequence[str] | None = None) -> pd.DataFrame:
         """All records as a pandas DataFrame; values and keys are bytes objects."""
         self._must_end("to_pandas")
+        needed("pandas", "to_pandas", "pandas")
         return self.to_arrow(fields=fields).to_pandas()
 
     def _must_end(self, what: str) -> None:

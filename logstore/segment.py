@@ -251,7 +251,7 @@ class Segment:
         entries = list(times)
         in_order = all(
             a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(entries)
-        ) and all(0 <= ts and self.base_offset <= at for ts, at in entries[:1])
+        ) and all(ts >= 0 and self.base_offset <= at for ts, at in entries[:1])
         if not in_order or (entries and not self._is_reached_at(*entries[-1])) or not entries:
             contents = self.walk()
             most = self._config.segment_index_bytes
@@ -441,8 +441,8 @@ class Segment:
 
 def _used(entries: bytes, entry_bytes: int) -> bytes:
     """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
-    if not entries.endswith(b"\0" * entry_bytes):
-        return entries
+    if len(entries) <= entry_bytes or not entries.endswith(b"\0" * entry_bytes):
+        return entries  # a single entry of zeros is time 0 at the base offset
     used = len(entries.rstrip(b"\0"))
     return entries[: -(-used // entry_bytes) * entry_bytes]
 

@@ -63,7 +63,8 @@ def buffer_sizes(config: PartitionConfig, batch_bytes: int, write_bytes: int) ->
 class Writer(_native.Builder):
     """Buffered appends to one partition.  Made by ``partition.writer()``; use it in a ``with``.
 
-    ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` add records.
+    ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` add records;
+    both return None: a record has its offset only when it is handed over.
     """
 
     def __new__(
@@ -127,8 +128,13 @@ class Writer(_native.Builder):
                 daemon=True,
             ).start()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.pending} pending"
+        return f"<Writer {self._target.name} {state}>"
+
     @property
     def closed(self) -> bool:
+        """Whether `close` has been called."""
         return self._closed
 
     @property

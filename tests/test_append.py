@@ -206,12 +206,17 @@ def test_use_after_close_raises_closed_error(log: Partition) -> None:
     ):
         with pytest.raises(ClosedError):
             attempt()
-    out.append(b"held")
     with pytest.raises(ClosedError):
-        out.close()
-    assert out.pending == 1
-    with pytest.warns(ResourceWarning, match="1 records that are not in the log"):
-        del out
+        out.append(b"held")
+
+
+def test_closing_the_log_hands_over_what_its_writers_hold(make_log: MakeLog) -> None:
+    log = make_log()
+    out = log.writer(linger=None)
+    out.extend([b"a", b"b"])
+    log.close()
+    assert (out.closed, out.pending) == (True, 0)
+    assert [record.value for record in make_log()] == [b"a", b"b"]
 
 
 def test_durable_offset_follows_fsync_only(make_log: MakeLog) -> None:
@@ -422,6 +427,40 @@ def test_close_while_others_append_and_scan_is_safe(make_log: MakeLog) -> None:
     again.check()
 
 
+@pytest.mark.parametrize("act", ["close", "truncate", "trim", "sync"])
+def test_fsync_appends_beside_other_acts_do_not_deadlock(make_log: MakeLog, act: str) -> None:
+    log = make_log(durability="fsync", segment_bytes=5000)
+    log.extend([b"x"] * 50)
+    unexpected: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while True:
+                log.append(b"y" * 100)
+        except ClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001
+            unexpected.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(20):
+        if act == "truncate":
+            log.truncate(max(log.start_offset, log.end_offset - 10) if i % 2 else 10)
+        elif act == "trim":
+            log.trim(i)
+        elif act == "sync":
+            log.sync()
+        time.sleep(0.005)
+    log.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not unexpected
+    make_log(segment_bytes=5000).check()
+
+
 def test_interrupts_leave_one_of_three_outcomes(make_log: MakeLog) -> None:
     log = make_log(durability="os", segment_bytes=100_000)
     returned: dict[int, bytes] = {}
@@ -442,7 +481,7 @@ def test_interrupts_leave_one_of_three_outcomes(make_log: MakeLog) -> None:
             value = b"%d" % count
             count += 1
             try:
-                offset = log.append(value, durability="fsync" if count % 50 == 0 else None)
+                offset = log.append(value, durability="fsync" if count % 3 == 0 else None)
                 returned[offset] = value
             except KeyboardInterrupt as error:
                 offsets = getattr(error, "offsets", None)

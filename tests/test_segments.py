@@ -129,7 +129,9 @@ def test_read_at_the_gap_between_segments(make_log: MakeLog) -> None:
 def test_read_batches_gives_at_least_one(log: Partition) -> None:
     """Edge case 11."""
     log.append(b"x" * 1000)
-    assert [len(batch) for batch in log.read_batches(0, max_bytes=1)] == [log.segments[0].size_bytes]
+    assert [len(batch) for batch in log.read_batches(0, max_bytes=1)] == [
+        log.segments[0].size_bytes
+    ]
 
 
 def test_reading_outside_the_log(make_log: MakeLog) -> None:

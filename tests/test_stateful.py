@@ -245,3 +245,28 @@ def test_random_histories_match_the_model() -> None:
 @pytest.mark.slow
 def test_many_long_random_histories_match_the_model() -> None:
     run_state_machine_as_test(LogMachine, settings=histories(1_500, 80))
+
+
+# ---------------------------------------------------------------------- what the machine found once
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_record_of_time_zero_is_found_after_reopening(tmp_path: Path, readonly: bool) -> None:
+    """Its entry in the time index is all zeros, as is the unused room of a broker's index."""
+    path = tmp_path / "orders-0"
+    with Partition.open(path, durability="os") as log:
+        log.append(b"sealed", timestamp=0)
+        log.roll()
+        log.append(b"active", timestamp=0)
+    with Partition.open(path, durability="os", readonly=readonly) as log:
+        assert log.recovery.clean
+        assert [segment.max_timestamp for segment in log.segments] == [0, 0]
+        assert log.offset_for_time(0) == 0
+        assert [segment.offset_for_time(0) for segment in log.segments] == [0, 1]
+
+
+def test_what_was_trimmed_away_counts_as_durable(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "orders-0", durability="os") as log:
+        log.append(b"first", timestamp=1)
+        log.trim(1)
+        assert log.start_offset <= log.durable_offset <= log.end_offset

@@ -151,8 +151,11 @@ static PyObject *wrong_bytes(PyObject *object, const char *what)
         return PyErr_Format(PyExc_TypeError,
                             "%s must be bytes, not str: encode it, as in text.encode()", what);
     }
-    return PyErr_Format(PyExc_TypeError, "%s must be bytes or None, not %.100s", what,
-                        Py_TYPE(object)->tp_name);
+    return PyErr_Format(PyExc_TypeError, "%s must be bytes or None, not %.100s%s", what,
+                        Py_TYPE(object)->tp_name,
+                        strcmp(Py_TYPE(object)->tp_name, "logstore.Record") == 0
+                            ? ": use extend([record])"
+                            : "");
 }
 
 /* A view of a value or key.  `view` is filled, and must be released, for what is not bytes. */

@@ -25,7 +25,7 @@ class GroupCommit:
     def __init__(self, sync: Callable[[], int], durable_offset: int) -> None:
         self._sync = sync
         self._turn = threading.Lock()  # held by the thread that syncs
-        self._ended = threading.Event()  # set when the sync that runs now has ended
+        self._gates: list[threading.Lock] = []  # one per waiting thread, opened after a sync
         self._failure: OSError | None = None
         self.durable_offset = durable_offset
 
@@ -37,15 +37,22 @@ class GroupCommit:
                     f"fsync failed: {self._failure}; close the log and open it again",
                     offsets=range(first_offset, end_offset),
                 ) from self._failure
-            ended = self._ended
             if self._turn.locked():
-                # The bound only matters if an interrupt kept a leader from waking us.
-                ended.wait(0.1)
+                self._wait_for_turn()
             elif self._lead(end_offset) < end_offset and self._failure is None:
                 raise IndeterminateAppendError(
                     "the log was truncated before they were durable",
                     offsets=range(first_offset, end_offset),
                 )
+
+    def _wait_for_turn(self) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        # A leader opens gates after it has given the turn back: look again, or it may be too late.
+        if self._turn.locked():
+            # The bound only matters if an interrupt kept a leader from opening it.
+            gate.acquire(timeout=0.1)
 
     def _lead(self, end_offset: int) -> int:
         """Sync; the end of what is durable now."""
@@ -64,8 +71,8 @@ class GroupCommit:
         finally:
             if leading:
                 # After the turn is given back, so that whoever wakes up can take it.
-                ended, self._ended = self._ended, threading.Event()
-                ended.set()
+                while self._gates:
+                    self._gates.pop().release()
         return self.durable_offset
 
     def raise_to(self, offset: int) -> None:

@@ -78,6 +78,7 @@ EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded by
 BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next batch
 WARM_SEGMENTS = 32  # sealed segments that keep descriptor and indexes in memory
 UNSYNCED_SEGMENTS = 4  # sealed files that durability="os" may leave to the kernel
+MARK_SECONDS = 0.05  # how late the durable mark may be
 POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
 
 _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
@@ -138,6 +139,7 @@ class Partition:
         self._failure: BaseException | None = None
         self._owner: DirectoryLock | None = None
         self._mark: DurableMark | None = None
+        self._mark_due = 0.0
         self._writer: _native.SegmentWriter | None = None
         # What readers use, replaced as one: base offsets, and the segments that have them.
         self._view: tuple[list[int], tuple[Segment, ...]] = ([], ())
@@ -673,6 +675,9 @@ class Partition:
             end = self._next_offset()
             self._segments[-1].flush_indexes()
         self._commit.wait_for(end, self._commit.durable_offset)
+        with self._syncing:
+            if self._mark is not None:
+                self._mark.write(self._commit.durable_offset)
 
     def _sync_written(self) -> int:
         """Sync every file with unsynced bytes; the end offset that is durable now."""
@@ -694,7 +699,9 @@ class Partition:
         with self._syncing:
             self._directory_synced = changes
             self._unsynced = [file for file in self._unsynced if file not in sealed]
-            if self._mark is not None:
+            if self._mark is not None and time.monotonic() >= self._mark_due:
+                # A claim may be late; written each time it would slow the syncs themselves down.
+                self._mark_due = time.monotonic() + MARK_SECONDS
                 self._mark.write(end)
         if active.base_offset > self._recovery_point:
             self._recovery_point = active.base_offset

@@ -108,6 +108,10 @@ class Scan:
     # ---- records ----
 
     def __iter__(self) -> Iterator[Record]:
+        if not self._follow and self._max_records is None:
+            only = self._only_segment_scan()
+            if only is not None:
+                return only
         records = itertools.chain.from_iterable(self._segment_scans())
         if self._max_records is None:
             return records
@@ -156,6 +160,19 @@ class Scan:
                 chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
         if chunk.rows:
             yield Columns(chunk.finish())
+
+    def _only_segment_scan(self) -> _native.SegmentScan | None:
+        """The C iterator itself, when all that is wanted lies in one segment."""
+        start = self._first_offset()
+        stop = start + self._span()
+        if start >= stop:
+            return None
+        segment = self._source.segment_for(start)
+        if segment.base_offset > start or segment.end_offset < stop:
+            return None
+        self._skipped, self._reached = [], start
+        self._current = self._open(segment, start, stop)
+        return self._current
 
     def _span(self) -> int:
         """How many offsets this scan covers now."""

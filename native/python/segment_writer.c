@@ -136,6 +136,16 @@ static PyObject *raise_failed_write(SegmentWriterObject *self, ls_status status,
     return NULL;
 }
 
+/* A small write is a copy into the page cache, shorter than handing the GIL over and back. */
+enum { GIL_BYTES = 2048 };
+
+static ls_status write_arena(SegmentWriterObject *self, ls_builder *arena, long epoch,
+                             int64_t append_time, int64_t position)
+{
+    ls_batches_finish(arena->data, arena->size, self->next_offset, (int32_t)epoch, append_time);
+    return ls_append(self->file->io, self->file->fd, arena->data, arena->size, position);
+}
+
 /* append(builder, leader_epoch, append_time, now_ms) -> first offset, or -1 when a roll must come
  * first.  On success the records have offsets from there on, and readers see them. */
 static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *const *args,
@@ -172,10 +182,13 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     }
     int64_t position = atomic_load_explicit(&self->file->end, memory_order_relaxed);
     ls_status status;
-    Py_BEGIN_ALLOW_THREADS             /* pinned; the caller's lock guards builder and writer */
-    ls_batches_finish(arena->data, arena->size, self->next_offset, (int32_t)epoch, append_time);
-    status = ls_append(self->file->io, self->file->fd, arena->data, arena->size, position);
-    Py_END_ALLOW_THREADS
+    if (arena->size < GIL_BYTES) {
+        status = write_arena(self, arena, epoch, append_time, position);
+    } else {
+        Py_BEGIN_ALLOW_THREADS         /* pinned; the caller's lock guards builder and writer */
+        status = write_arena(self, arena, epoch, append_time, position);
+        Py_END_ALLOW_THREADS
+    }
     ls_file_unpin(self->file);
     if (status.code != LS_OK) {
         return raise_failed_write(self, status, end_offset);

@@ -52,10 +52,11 @@ void *ls_memory_take(size_t size)
         if (__builtin_add_overflow(size, sizeof *head + LS_MEMORY_SLACK, &bytes)) {
             return NULL;
         }
-        head = malloc(bytes);
-        if (head == NULL) {
+        void *fresh = NULL;
+        if (posix_memalign(&fresh, sizeof *head, bytes) != 0) {
             return NULL;
         }
+        head = fresh;
         head->capacity = size;
     }
     return head + 1;

@@ -178,7 +178,7 @@ ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls
     if (status.code != LS_OK) {
         return status;
     }
-    bool large = batch->size > LS_WINDOW_BYTES;
+    bool large = batch->size > LS_TRUSTED_BYTES;
     if (large) {
         status = verify_piecemeal(window, position, batch);
         if (status.code != LS_OK) {

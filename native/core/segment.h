@@ -32,6 +32,7 @@ typedef struct {
 } ls_window;
 
 enum { LS_LEGACY_BYTES_MAX = 16 << 20 };
+enum { LS_TRUSTED_BYTES = 4 << 20 };   /* memory that an unverified length may cost */
 enum { LS_WINDOW_BYTES = 256 * 1024 }; /* stays in the second-level cache */
 
 void ls_window_init(ls_window *window, const ls_io *io, int fd, size_t ahead);
@@ -39,7 +40,7 @@ void ls_window_free(ls_window *window);
 
 /* The batch at `position`, whole and with its checksum verified.  `*data` stays valid until the
  * next call on this window.  LS_END when position == limit.  A batch that claims to be larger than
- * the window is checked piecemeal before memory is taken for it, so a damaged length costs none. */
+ * LS_TRUSTED_BYTES is checked piecemeal before memory is taken for it. */
 ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls_batch *batch,
                           const uint8_t **data);
 

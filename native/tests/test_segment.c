@@ -164,11 +164,11 @@ static void a_window_sees_nothing_beyond_its_limit(void)
     ls_builder_free(&builder);
 }
 
-static void a_batch_larger_than_the_window_is_read_whole(void)
+static void a_huge_batch_is_read_whole_but_not_on_its_word(void)
 {
     ls_builder builder;
-    ls_builder_init(&builder, 4 << 20, 4 << 20);
-    sample_batch(&builder, 3, LS_WINDOW_BYTES, 1000);
+    ls_builder_init(&builder, 4 * LS_TRUSTED_BYTES, 4 * LS_TRUSTED_BYTES);
+    sample_batch(&builder, 3, LS_TRUSTED_BYTES / 2, 1000);
     sample_batch(&builder, 1, 10, 1001);
     ls_batches_finish(builder.data, builder.size, 0, 0, -1);
     memory_file file;
@@ -476,7 +476,7 @@ int main(void)
         the_posix_functions_do_what_their_names_say,
         a_window_yields_every_batch_however_reads_are_cut,
         a_window_sees_nothing_beyond_its_limit,
-        a_batch_larger_than_the_window_is_read_whole,
+        a_huge_batch_is_read_whole_but_not_on_its_word,
         a_failed_read_is_an_io_error_and_passes,
         find_lands_on_the_batch_that_holds_the_offset,
         the_prefix_of_a_torn_log_ends_at_the_last_whole_batch,

@@ -12,10 +12,11 @@ import os
 import re
 import stat
 import struct
+import threading
 from pathlib import Path
 
 from logstore import _native
-from logstore.errors import InvalidNameError, LockedError, NotALogError
+from logstore.errors import ClosedError, InvalidNameError, LockedError, NotALogError
 
 __all__ = ["Directory", "DirectoryLock", "boot_id", "parse_partition_name", "segment_name"]
 
@@ -71,10 +72,17 @@ def boot_id() -> str:
 
 
 class Directory:
-    """An open directory.  `path` is for messages only; access goes through the descriptor."""
+    """An open directory.  `path` is for messages only; access goes through the descriptor.
+
+    ``with directory as fd`` keeps the descriptor open for the block: another thread's close takes
+    effect behind it, so that no number is used that may mean another directory by then.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
         self.fd = -1
+        self._users = 0
+        self._closed = False
+        self._guard = threading.Lock()
         self.path = Path(path)
         if create and not self.path.exists():
             self._create()
@@ -97,27 +105,49 @@ class Directory:
             finally:
                 os.close(parent)
 
-    def close(self) -> None:
+    def __enter__(self) -> int:
+        with self._guard:
+            if self._closed:
+                raise ClosedError(f"{self.path} is closed")
+            self._users += 1
+        return self.fd
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            self._users -= 1
+            if self._closed and not self._users:
+                self._really_close()
+
+    def _really_close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            if not self._users:
+                self._really_close()
+
     def __del__(self) -> None:
-        self.close()
+        self._really_close()
 
     def names(self) -> list[str]:
-        return os.listdir(self.fd)
+        with self as fd:
+            return os.listdir(fd)
 
     def size(self, name: str) -> int:
         """Size of a regular file; a link or anything else is refused."""
-        status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        with self as fd:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
             raise NotALogError(f"{self.path / name} is not a regular file")
         return status.st_size
 
     def exists(self, name: str) -> bool:
         try:
-            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+            with self as fd:
+                os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
@@ -125,14 +155,10 @@ class Directory:
     def open(
         self, name: str, *, write: bool = False, create: bool = False, exclusive: bool = False
     ) -> _native.File:
-        return _native.File(
-            self.fd,
-            name,
-            str(self.path / name),
-            write=write,
-            create=create,
-            exclusive=exclusive,
-        )
+        with self as fd:
+            return _native.File(
+                fd, name, str(self.path / name), write=write, create=create, exclusive=exclusive
+            )
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
         file = self.open(name)
@@ -157,8 +183,7 @@ class Directory:
     def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
         """Replace a file atomically: after a crash it is the old one or the new one, whole."""
         temporary = f"{name}.{os.getpid()}.tmp"
-        with contextlib.suppress(FileNotFoundError):
-            _native.unlink(self.fd, temporary)
+        self.unlink(temporary)
         file = self.open(temporary, write=True, create=True, exclusive=True)
         try:
             file.pwrite(data, 0)
@@ -167,22 +192,24 @@ class Directory:
         except BaseException:
             file.close()
             with contextlib.suppress(OSError):
-                _native.unlink(self.fd, temporary)
+                self.unlink(temporary)
             raise
         file.close()
-        _native.rename(self.fd, temporary, name)
+        self.rename(temporary, name)
         if sync:
             self.sync()
 
     def rename(self, source: str, target: str) -> None:
-        _native.rename(self.fd, source, target)
+        with self as fd:
+            _native.rename(fd, source, target)
 
     def unlink(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            _native.unlink(self.fd, name)
+        with contextlib.suppress(FileNotFoundError), self as fd:
+            _native.unlink(fd, name)
 
     def sync(self) -> None:
-        _native.sync_directory(self.fd)
+        with self as fd:
+            _native.sync_directory(fd)
 
 
 # F_OFD_SETLK: the lock belongs to the open file, not to the process.  It conflicts with the lock
@@ -218,8 +245,9 @@ class DirectoryLock:
         self._fds: list[int] = []
         try:
             fd = self._acquire(directory, fcntl.F_WRLCK, create=True)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()} {boot_id()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()} {boot_id()}\n".encode(), 0)
             parent = Directory(directory.path.absolute().parent)
             try:
                 if parent.exists(self.NAME):

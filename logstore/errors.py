@@ -159,7 +159,7 @@ class LockedError(LogStoreError, OSError):
 
 
 class DiskFullError(LogStoreError, OSError):
-    """The device or quota is full.  Nothing was appended; the log can be read and trimmed."""
+    """The device or quota is full.  Nothing was appended; the log can be read."""
 
 
 class IndeterminateAppendError(LogStoreError, OSError):

@@ -52,6 +52,7 @@ from logstore.errors import (
     IndeterminateAppendError,
     InterruptedAppendError,
     InvalidRecordError,
+    NotALogError,
     OffsetOutOfRangeError,
     ReadOnlyError,
     RecordNotFoundError,
@@ -491,7 +492,7 @@ class Partition:
         with contextlib.suppress(IndexError):
             return self._spare.pop()
         batches = _Batches(
-            **buffer_sizes(self._config, self._config.max_message_bytes, EXTEND_BYTES),
+            **buffer_sizes(self._config, self._config.max_message_bytes, EXTEND_BYTES, self._codec),
             codec=self._codec,
             before_max_ms=self._config.message_timestamp_before_max_ms,
             after_max_ms=self._config.message_timestamp_after_max_ms,
@@ -699,14 +700,25 @@ class Partition:
         with self._syncing:
             self._directory_synced = changes
             self._unsynced = [file for file in self._unsynced if file not in sealed]
-            if self._mark is not None and time.monotonic() >= self._mark_due:
-                # A claim may be late; written each time it would slow the syncs themselves down.
-                self._mark_due = time.monotonic() + MARK_SECONDS
-                self._mark.write(end)
-        if active.base_offset > self._recovery_point:
-            self._recovery_point = active.base_offset
-            self._write_state(clean=False, sync=True)
+        self._note_durable(end, active.base_offset)
         return end
+
+    def _note_durable(self, end: int, base_offset: int) -> None:
+        """Write down how much is durable.  A claim may be late, or missing on a full disk."""
+        if time.monotonic() < self._mark_due and base_offset <= self._recovery_point:
+            return  # written each time it would slow the syncs themselves down
+        before = self._recovery_point
+        try:
+            with self._syncing:
+                self._mark_due = time.monotonic() + MARK_SECONDS
+                if self._mark is not None:
+                    self._mark.write(end)
+            if base_offset > before:
+                self._recovery_point = base_offset
+                self._write_state(clean=False, sync=True)
+        except OSError as error:
+            self._recovery_point = before
+            log.warning("%s: could not write down what is durable: %s", self.name, error)
 
     # ---- rolling and cutting ----
 
@@ -727,14 +739,19 @@ class Partition:
         assert old.writer is not None
         if old.base_offset == base_offset:
             raise InvalidRecordError(f"the segment at {base_offset} is empty and cannot be rolled")
-        self._create_log_file(base_offset)
-        old.flush_indexes(final=True)
-        with self._syncing:
-            self._unsynced.append(old.file)
-        new = self._make_segment(base_offset, base_offset >= self._dense_from)
-        self._prepare(new, empty_contents(base_offset))
-        self._rolling = (old, new)
-        self._writer = None  # until the roll is finished: nobody may append to the old one
+        # Nobody may append meanwhile, not even a signal handler of this thread.
+        writer, self._writer = self._writer, None
+        try:
+            old.flush_indexes(final=True)
+            self._create_log_file(base_offset)
+            new = self._make_segment(base_offset, base_offset >= self._dense_from)
+            self._prepare(new, empty_contents(base_offset))
+            with self._syncing:
+                self._unsynced.append(old.file)
+            self._rolling = (old, new)
+        except BaseException:
+            self._abandon_roll(base_offset, writer)
+            raise
         self._finish_roll()
         log.info("%s rolled at offset %d", self.name, base_offset)
         while len(self._unsynced) > UNSYNCED_SEGMENTS:
@@ -742,6 +759,15 @@ class Partition:
             oldest.datasync()
             with self._syncing:
                 self._unsynced = [file for file in self._unsynced if file is not oldest]
+
+    def _abandon_roll(self, base_offset: int, writer: _native.SegmentWriter | None) -> None:
+        """Go on with the old segment; an empty file of the new one must not stay behind."""
+        name = segment_name(base_offset, ".log")
+        with contextlib.suppress(OSError, NotALogError):
+            if self._rolling is None and self._directory.size(name) == 0:
+                self._directory.unlink(name)
+        if self._rolling is None:
+            self._writer = writer
 
     def _finish_roll(self) -> None:
         """The part of a roll that must happen as one; may be repeated after an interrupt."""
@@ -765,10 +791,15 @@ class Partition:
                 )
             if start_offset <= self._start_offset:
                 return
+            before = self._start_offset, self._version, self._recovery_point
             self._start_offset = start_offset
             self._version += 1
             self._recovery_point = max(self._recovery_point, min(start_offset, end))
-            self._write_state(clean=False, sync=True)
+            try:
+                self._write_state(clean=False, sync=True)
+            except BaseException:
+                self._start_offset, self._version, self._recovery_point = before
+                raise
             self._commit.raise_to(start_offset)
             keep = max(0, bisect.bisect_right(self._view[0], start_offset) - 1)
             dropped, kept = self._segments[:keep], self._segments[keep:]
@@ -822,7 +853,8 @@ class Partition:
         else:
             position, batch = self._cut_at(last, end_offset)
         later = self._segments[number + 1 :]
-        # Claims are lowered before the data is cut.
+        # Claims are lowered before the data is cut, and readers told to look again.
+        self._version += 1
         self._recovery_point = min(self._recovery_point, last.base_offset)
         self._commit.lower(last.base_offset)
         assert self._mark is not None
@@ -880,6 +912,20 @@ class Partition:
     def _encode_again(self, segment: Segment, raw: bytes, base: int, end_offset: int) -> bytes:
         """The records of a batch below `end_offset` as a batch of their own."""
         codec, by_log = raw[22] & 7, bool(raw[22] & 8)
+        append_time = int.from_bytes(raw[35:43], "big") if by_log else -1
+        epoch = int.from_bytes(raw[12:16], "big", signed=True)
+        runs: list[list[Record]] = []
+        for record in segment.scan(base, end_offset):
+            # A batch of ours has no gaps; one that was compacted becomes a batch for each run.
+            if not runs or runs[-1][-1].offset + 1 != record.offset:
+                runs.append([])
+            runs[-1].append(record)
+        return b"".join(
+            self._encode_run(run, codec)._finish(run[0].offset, epoch, append_time) for run in runs
+        )
+
+    @staticmethod
+    def _encode_run(records: list[Record], codec: int) -> _native.Builder:
         builder = _native.Builder(
             batch_bytes=1 << 30,
             batch_bytes_max=(1 << 31) - 1,
@@ -890,11 +936,9 @@ class Partition:
             clock=None,
             compress=codecs.compress,
         )
-        builder.extend(list(segment.scan(base, end_offset)))
+        builder.extend(records)
         builder._seal()
-        append_time = int.from_bytes(raw[35:43], "big") if by_log else -1
-        epoch = int.from_bytes(raw[12:16], "big", signed=True)
-        return builder._finish(base, epoch, append_time)
+        return builder
 
     # ---- reading ----
 
@@ -1021,6 +1065,11 @@ class Partition:
         self._check_usable()
         for segment in self.segments:
             segment.check()
+
+    @property
+    def dense_from(self) -> int:
+        """From this offset on none is missing, but by damage."""
+        return self._dense_from
 
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""

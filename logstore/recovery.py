@@ -158,6 +158,7 @@ class _Loader:
         self.progress = progress
         self.report = RecoveryReport()
         self.total_bytes = 0
+        self.mark = -1
 
     def load(self) -> LoadedLog:
         state = PartitionState.read(self.directory)
@@ -166,7 +167,11 @@ class _Loader:
         return loaded
 
     def load_from(self, state: PartitionState | None) -> LoadedLog:
+        # Before the listing: beside a writer the files may be ahead of the mark, never behind it.
+        self.mark = DurableMark.read(self.directory)
         names = self.directory.names()
+        while self.readonly and sorted(names) != sorted(again := self.directory.names()):
+            names = again  # a listing that races with a roll may miss a name
         if not self.readonly:
             if TRUNCATION_PLAN in names:
                 self.finish_truncation()
@@ -312,13 +317,15 @@ class _Loader:
                 )
             )
         recovery_point = state.recovery_point if state else 0
-        durable = max(DurableMark.read(self.directory), recovery_point) if state else 0
+        durable = max(self.mark, recovery_point) if state else 0
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
         first = max(
             (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0
         )
         if self.readonly:
             first = len(segments) - 1  # what is sealed is checked as it is read
+        if len(segments) > 1 and not segments[-1].size_bytes and not self.readonly:
+            first = self.drop_empty_last(segments, first)
         self.total_bytes = sum(segment.size_bytes for segment in segments[first:])
         needs_roll = False
         contents = empty_contents(segments[first].base_offset)
@@ -347,6 +354,15 @@ class _Loader:
         dense_from = state.dense_from if state else 0
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
                          needs_roll=needs_roll, lost_end=lost_end)  # fmt: skip
+
+    def drop_empty_last(self, segments: list[Segment], first: int) -> int:
+        """A roll that failed half-way may leave an empty file inside its predecessor's range."""
+        last, previous = segments[-1], segments[-2]
+        if len(segments) - 2 >= first and previous.walk().next_offset > last.base_offset:
+            self.remove(segment_name(last.base_offset, ".log"))
+            segments.pop()
+            previous.next_base = None
+        return min(first, len(segments) - 1)
 
     def walk(
         self, segment: Segment, position: int = 0, next_offset: int | None = None

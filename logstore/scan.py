@@ -51,6 +51,8 @@ class Readable(Protocol):
     def start_offset(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
+    @property
+    def dense_from(self) -> int: ...
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
 
@@ -137,7 +139,9 @@ class Scan:
         if threads is None:
             threads = min(2, os.cpu_count() or 1)
         ends = not self._follow and self._max_records is None
-        if threads > 1 and ends and self._span() > LOOK_AHEAD * rows:
+        # Stretches of offsets are stretches of records only where none is missing.
+        dense = self._source.dense_from <= self._first_offset()
+        if threads > 1 and ends and dense and self._span() > LOOK_AHEAD * rows:
             return self._columns_ahead(rows, mask, threads)
         return self._columns_in_turn(rows, mask)
 
@@ -277,6 +281,7 @@ class Scan:
                 raise self._fell_behind(offset)
             segment = source.segment_for(offset)
             scan = self._open(segment, offset, stop)
+            file = segment.file
             self._current = scan
             while True:
                 yield scan
@@ -290,6 +295,8 @@ class Scan:
                     return
                 if not source.wait_beyond(offset, self._timeout):
                     return
+                if source.segment_for(offset) is not segment or segment.file is not file:
+                    break  # the log was cut or loaded anew: that file is not its end any more
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
 

@@ -306,8 +306,9 @@ class Segment:
     def _load_indexes(self) -> None:
         most = self._config.segment_index_bytes
         try:
-            offsets = self._directory.read(segment_name(self.base_offset, ".index"))
-            times = self._directory.read(segment_name(self.base_offset, ".timeindex"))
+            bound = max(most, 16 << 20)
+            offsets = self._directory.read(segment_name(self.base_offset, ".index"), bound)
+            times = self._directory.read(segment_name(self.base_offset, ".timeindex"), bound)
         except FileNotFoundError:
             contents = self.walk()
             offsets, times = contents.offsets, self.final_times(contents)
@@ -348,7 +349,7 @@ class Segment:
     def _check_index_entries(self) -> None:
         path = self._directory.path / segment_name(self.base_offset, ".index")
         for offset, position in self.offset_index:
-            header = self.file.pread(61, position)
+            header = self.file.pread(61, position) if position >= 0 else b""
             base = int.from_bytes(header[:8], "big")
             last = base + int.from_bytes(header[23:27], "big")
             if len(header) < 61 or last != offset:

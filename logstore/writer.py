@@ -20,7 +20,7 @@ from typing import Protocol, Self
 
 from logstore import _native, codecs
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
-from logstore.errors import ClosedError, IndeterminateAppendError
+from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
 
 __all__ = ["Writer", "buffer_sizes", "codec_number"]
 
@@ -48,9 +48,13 @@ def codec_number(name: str | None, config: PartitionConfig) -> int:
     return codecs.CODECS[name]
 
 
-def buffer_sizes(config: PartitionConfig, batch_bytes: int, write_bytes: int) -> dict[str, int]:
-    """Sizes of a builder whose contents always fit into one segment."""
+def buffer_sizes(
+    config: PartitionConfig, batch_bytes: int, write_bytes: int, codec: int
+) -> dict[str, int]:
+    """Sizes of a builder whose contents always fit into one segment, and can be read again."""
     largest = min(config.max_message_bytes, config.segment_bytes)
+    if codec:
+        largest = min(largest, config.max_decompressed_message_bytes)
     batch_bytes = min(batch_bytes, largest)
     return {
         "batch_bytes": batch_bytes,
@@ -92,7 +96,7 @@ class Writer(_native.Builder):
             compress(codec, memoryview(b""))  # a missing package or a bad level shows now
         return super().__new__(
             cls,
-            **buffer_sizes(config, batch_bytes, WRITE_BYTES),
+            **buffer_sizes(config, batch_bytes, WRITE_BYTES, codec),
             codec=codec,
             before_max_ms=config.message_timestamp_before_max_ms,
             after_max_ms=config.message_timestamp_after_max_ms,
@@ -114,6 +118,7 @@ class Writer(_native.Builder):
         self._target = target
         self._fsync = wants_fsync(durability)
         self._order = threading.RLock()  # one hand-over at a time, in order
+        self._generation = _native.fork_generation()
         self._unwritten: list[_native.Builder] = []
         self._failure: IndeterminateAppendError | None = None
         self._offsets = range(0)
@@ -154,6 +159,7 @@ class Writer(_native.Builder):
         """Flush, and take no more records.  If it raises, the writer is still open."""
         if self._closed:
             return
+        self._check_fork()
         with self._order:
             self.flush()
             # Records that other threads added since then: none are left behind.
@@ -189,10 +195,12 @@ class Writer(_native.Builder):
 
     def _hand_over(self) -> None:
         """Write all that is held.  Also called by append when the buffer is full."""
+        self._check_fork()
         with self._order:
             if self._failure is not None:
                 raise self._failure
-            self._take(self._unwritten)
+            if not self._unwritten:  # else what failed before goes first, and memory stays bounded
+                self._take(self._unwritten)
             while self._unwritten:
                 taken = self._unwritten[0]
                 try:
@@ -204,7 +212,16 @@ class Writer(_native.Builder):
                     self._offsets = range(self._offsets.start, written.stop)
                 del self._unwritten[0]
                 self._put_back(taken)
+                if not self._unwritten and self._records:
+                    self._take(self._unwritten)
             self._hand_overs += 1
+
+    def _check_fork(self) -> None:
+        if self._generation != _native.fork_generation():
+            raise ForkedHandleError(
+                f"this writer of {self._target.name} was made before a fork: "
+                f"open the log again in this process"
+            )
 
     def _hand_over_if_idle(self, seen: int) -> int:
         """Flush when nothing was handed over since `seen`; the count to compare with next time."""

@@ -159,8 +159,18 @@ static PyObject *wrong_bytes(PyObject *object, const char *what)
 }
 
 /* A view of a value or key.  `view` is filled, and must be released, for what is not bytes. */
-static bool view_bytes(PyObject *object, const char *what, Py_buffer *view, const uint8_t **data,
-                       int32_t *size)
+static void raise_too_large(BuilderObject *self, Py_ssize_t size)
+{
+    PyObject *error = PyObject_CallFunction(self->module->too_large_error, "nn", size,
+                                            (Py_ssize_t)self->arena.batch_bytes_max);
+    if (error != NULL) {
+        PyErr_SetObject(self->module->too_large_error, error);
+        Py_DECREF(error);
+    }
+}
+
+static bool view_bytes(BuilderObject *self, PyObject *object, const char *what, Py_buffer *view,
+                       const uint8_t **data, int32_t *size)
 {
     Py_ssize_t length;
     if (PyBytes_Check(object)) {
@@ -180,20 +190,12 @@ static bool view_bytes(PyObject *object, const char *what, Py_buffer *view, cons
         *data = view->buf;
         length = view->len;
     }
-    /* Larger than any batch may be: reported with the real number by the caller's size check. */
-    *size = length > INT32_MAX - 1024 ? INT32_MAX - 1024 : (int32_t)length;
-    return true;
-}
-
-static void raise_too_large(BuilderObject *self, const ls_new_record *record)
-{
-    PyObject *error = PyObject_CallFunction(self->module->too_large_error, "nn",
-                                            (Py_ssize_t)ls_builder_batch_size(record),
-                                            (Py_ssize_t)self->arena.batch_bytes_max);
-    if (error != NULL) {
-        PyErr_SetObject(self->module->too_large_error, error);
-        Py_DECREF(error);
+    if (length > INT32_MAX / 2) {      /* larger than any batch may be: sums stay in range */
+        raise_too_large(self, length);
+        return false;
     }
+    *size = (int32_t)length;
+    return true;
 }
 
 /* Adds to the arena, sealing and handing over when full.  False: raised, and not added. */
@@ -205,7 +207,7 @@ static bool add(BuilderObject *self, const ls_new_record *record)
             return true;
         }
         if (code == LS_E_TOO_LARGE) {
-            raise_too_large(self, record);
+            raise_too_large(self, (Py_ssize_t)ls_builder_batch_size(record));
             return false;
         }
         if (code == LS_E_NO_MEMORY) {
@@ -236,10 +238,14 @@ static bool append_fields(BuilderObject *self, PyObject *value, PyObject *key, P
     bool ok = false;
     record.key_size = -1;
     record.key = NULL;
-    if (!view_bytes(value, "value", &value_view, &record.value, &record.value_size)) {
-        return false;
+    /* Ours for the call: clocks, iterators and _hand_over let other threads in, which then bring
+     * their own. */
+    ls_header_buffer scratch = self->headers;
+    memset(&self->headers, 0, sizeof self->headers);
+    if (!view_bytes(self, value, "value", &value_view, &record.value, &record.value_size)) {
+        goto done;
     }
-    if (key != NULL && !view_bytes(key, "key", &key_view, &record.key, &record.key_size)) {
+    if (key != NULL && !view_bytes(self, key, "key", &key_view, &record.key, &record.key_size)) {
         goto done;
     }
     if (record.value_size < 0 && record.key_size < 0) {
@@ -251,18 +257,20 @@ static bool append_fields(BuilderObject *self, PyObject *value, PyObject *key, P
     record.header_count = 0;
     record.headers = NULL;
     if (headers != NULL && headers != self->module->empty_tuple) {
-        if (!ls_headers_encode(&self->headers, headers)) {
+        if (!ls_headers_encode(&scratch, headers)) {
             goto done;
         }
-        record.headers = self->headers.data;
-        record.headers_size = self->headers.size;
-        record.header_count = self->headers.count;
+        record.headers = scratch.data;
+        record.headers_size = scratch.size;
+        record.header_count = scratch.count;
     }
     if (!record_time(self, timestamp, &record.timestamp)) {
         goto done;
     }
     ok = add(self, &record);
 done:
+    PyMem_Free(self->headers.data);    /* of a thread that came in meanwhile, if any */
+    self->headers = scratch;
     if (value_view.obj != NULL) {
         PyBuffer_Release(&value_view);
     }

@@ -324,7 +324,12 @@ class _Loader:
         )
         if self.readonly:
             first = len(segments) - 1  # what is sealed is checked as it is read
-        if len(segments) > 1 and not segments[-1].size_bytes and not self.readonly:
+        if (
+            len(segments) > 1
+            and not self.readonly
+            and segments[-1].base_offset != recovery_point
+            and not segments[-1].size_bytes
+        ):
             first = self.drop_empty_last(segments, first)
         self.total_bytes = sum(segment.size_bytes for segment in segments[first:])
         needs_roll = False
@@ -358,7 +363,7 @@ class _Loader:
     def drop_empty_last(self, segments: list[Segment], first: int) -> int:
         """A roll that failed half-way may leave an empty file inside its predecessor's range."""
         last, previous = segments[-1], segments[-2]
-        if len(segments) - 2 >= first and previous.walk().next_offset > last.base_offset:
+        if previous.walk().next_offset > last.base_offset:
             self.remove(segment_name(last.base_offset, ".log"))
             segments.pop()
             previous.next_base = None

@@ -198,10 +198,28 @@ static bool view_bytes(BuilderObject *self, PyObject *object, const char *what, 
     return true;
 }
 
+static bool hand_over(BuilderObject *self)
+{
+    PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, self->module->name_hand_over);
+    if (done == NULL) {
+        return false;
+    }
+    Py_DECREF(done);
+    if (self->closed) {                /* by another thread, meanwhile */
+        PyErr_SetString(self->module->closed_error, "the writer is closed");
+        return false;
+    }
+    return true;
+}
+
 /* Adds to the arena, sealing and handing over when full.  False: raised, and not added. */
 static bool add(BuilderObject *self, const ls_new_record *record)
 {
     for (;;) {
+        if (self->arena.open_count == 0 && self->arena.size >= self->arena_bytes &&
+            !hand_over(self)) {
+            return false;              /* full, and it stays so until it can be handed over */
+        }
         ls_code code = ls_builder_add(&self->arena, record);
         if (code == LS_OK) {
             return true;
@@ -215,18 +233,6 @@ static bool add(BuilderObject *self, const ls_new_record *record)
             return false;
         }
         ls_builder_seal(&self->arena, self->codec);
-        if (self->arena.size >= self->arena_bytes) {
-            PyObject *done =
-                PyObject_CallMethodNoArgs((PyObject *)self, self->module->name_hand_over);
-            if (done == NULL) {
-                return false;
-            }
-            Py_DECREF(done);
-            if (self->closed) {        /* by another thread, meanwhile */
-                PyErr_SetString(self->module->closed_error, "the writer is closed");
-                return false;
-            }
-        }
     }
 }
 

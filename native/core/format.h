@@ -109,12 +109,27 @@ static inline uint64_t ls_zigzag64(int64_t v) { return ((uint64_t)v << 1) ^ (uin
 
 static inline size_t ls_varint_size(uint64_t zigzag)
 {
+    if (zigzag < 0x80) {
+        return 1;                      /* nearly always this or the next: cheaper than counting */
+    }
+    if (zigzag < 0x4000) {
+        return 2;
+    }
     unsigned bits = 64u - (unsigned)__builtin_clzll(zigzag | 1);
     return (bits * 9 + 64) / 64;       /* ceil(bits / 7) for 1..64 */
 }
 
 static inline uint8_t *ls_varint_store(uint8_t *p, uint64_t zigzag)
 {
+    if (zigzag < 0x80) {
+        *p = (uint8_t)zigzag;
+        return p + 1;
+    }
+    if (zigzag < 0x4000) {
+        p[0] = (uint8_t)(zigzag | 0x80);
+        p[1] = (uint8_t)(zigzag >> 7);
+        return p + 2;
+    }
     while (zigzag >= 0x80) {
         *p++ = (uint8_t)(zigzag | 0x80);
         zigzag >>= 7;

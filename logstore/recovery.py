@@ -542,6 +542,8 @@ class TruncationPlan:
         for base in self.segments:
             for suffix in SEGMENT_SUFFIXES:
                 directory.unlink(segment_name(base, suffix))
+        if not directory.exists(segment_name(self.base_offset, ".log")):
+            return  # cut before, and its empty rest replaced by a segment of another base
         file = directory.open(segment_name(self.base_offset, ".log"), write=True)
         try:
             file.truncate(self.position)

@@ -142,10 +142,8 @@ class Segment:
         most = self._config.segment_index_bytes
         if self.writer is not None:
             return OffsetIndex(self.base_offset, self.writer.offset_entries(), max_bytes=most)
-        if self._offset_index is None:
-            self._load_indexes()
-        assert self._offset_index is not None
-        return self._offset_index
+        index = self._offset_index  # once: another thread may release it
+        return self._load_indexes()[0] if index is None else index
 
     @property
     def time_index(self) -> TimeIndex:
@@ -153,10 +151,8 @@ class Segment:
         most = self._config.segment_index_bytes
         if self.writer is not None:
             return TimeIndex(self.base_offset, self.writer.time_entries(), max_bytes=most)
-        if self._time_index is None:
-            self._load_indexes()
-        assert self._time_index is not None
-        return self._time_index
+        index = self._time_index
+        return self._load_indexes()[1] if index is None else index
 
     @property
     def file(self) -> _native.File:
@@ -303,7 +299,7 @@ class Segment:
             )
         )
 
-    def _load_indexes(self) -> None:
+    def _load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         most = self._config.segment_index_bytes
         try:
             bound = max(most, 16 << 20)
@@ -312,8 +308,10 @@ class Segment:
         except FileNotFoundError:
             contents = self.walk()
             offsets, times = contents.offsets, self.final_times(contents)
-        self._offset_index = OffsetIndex(self.base_offset, _used(offsets, 8), max_bytes=most)
-        self._time_index = TimeIndex(self.base_offset, _used(times, 12), max_bytes=most)
+        by_offset = OffsetIndex(self.base_offset, _used(offsets, 8), max_bytes=most)
+        by_time = TimeIndex(self.base_offset, _used(times, 12), max_bytes=most)
+        self._offset_index, self._time_index = by_offset, by_time
+        return by_offset, by_time
 
     def final_times(self, contents: SegmentContents) -> bytes:
         times = TimeIndex(self.base_offset, contents.times)

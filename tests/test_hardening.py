@@ -13,7 +13,6 @@ from logstore import (
     DiskFullError,
     OffsetOutOfRangeError,
     Partition,
-    PartitionConfig,
     Record,
     RecordTooLargeError,
 )
@@ -202,4 +201,3 @@ def test_records_beyond_the_trimmed_start_are_out_of_range(make_log: MakeLog) ->
     log.trim(1)
     with pytest.raises(OffsetOutOfRangeError):
         log[0]
-    assert PartitionConfig().segment_bytes == 1 << 30

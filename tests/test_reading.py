@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from logstore import (
     Record,
     RecordNotFoundError,
 )
+from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 
 
@@ -399,10 +401,21 @@ def test_read_batches_gives_whole_batches_around_an_offset(log: Partition) -> No
         log.read_batches(5)
 
 
-def test_a_control_record_is_not_found_and_not_scanned() -> None:
-    error = RecordNotFoundError(3, where="orders-0")
-    assert isinstance(error, LookupError)
-    assert error.offset == 3
+def test_a_control_record_is_not_found_and_not_scanned(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    path.mkdir()
+    marker = ReferenceRecord(offset=0, timestamp=1, key=bytes([0, 0, 0, 1]), value=bytes(6))
+    data = ReferenceRecord(offset=1, timestamp=1, key=None, value=b"data")
+    (path / f"{0:020d}.log").write_bytes(
+        encode_batch([marker], control=True, transactional=True, producer_id=7, producer_epoch=0)
+        + encode_batch([data], base_offset=1)
+    )
+    with Partition.open(path, durability="os") as log:
+        assert values(log) == [b"data"]
+        assert values(log.tail(2)) == [b"data"]
+        with pytest.raises(RecordNotFoundError) as caught:
+            log[0]
+        assert caught.value.offset == 0
 
 
 def test_random_access_again_and_again_in_batches_of_uneven_records(make_log: MakeLog) -> None:

@@ -6,10 +6,12 @@ The edge cases are those that Kafka's own tests check.
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from logstore import ManualClock, OffsetIndex, Partition, TimeIndex
+from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 
 DAY = 86_400_000
@@ -66,21 +68,19 @@ def test_roll_when_an_index_is_full(make_log: MakeLog) -> None:
     assert bases(by_offsets) == [0, 11, 22], "entry 0 needs no index: ten more fill it"
 
 
-def test_roll_before_a_relative_offset_overflows(make_log: MakeLog) -> None:
+def test_roll_before_a_relative_offset_overflows(tmp_path: Path) -> None:
     """Edge case 30: an offset too far from the base goes to a segment of its own."""
-    log = make_log()
-    log.append(b"first")
-    log.close()
-    far = (1 << 31) + 5
-    # A gap, as a follower of a compacted log has it: the log goes on far behind.
-    path = log.path
-    for suffix in ("log", "index", "timeindex"):
-        (path / f"{0:020d}.{suffix}").rename(path / f"{far - 2**31 - 5:020d}.{suffix}")
-    assert log.path.exists()
-    again = make_log()
-    writer = again.segments[-1].writer
-    assert writer is not None
-    assert writer.next_offset == 1
+    path = tmp_path / "orders-0"
+    path.mkdir()
+    last = (1 << 31) - 2  # one more fits relative to base 0
+    record = ReferenceRecord(offset=last, timestamp=1, key=b"k", value=b"far", headers=())
+    (path / f"{0:020d}.log").write_bytes(encode_batch([record], base_offset=last))
+    with Partition.open(path, durability="os") as log:
+        assert log.append(b"fits", timestamp=1) == last + 1
+        assert bases(log) == [0]
+        assert log.append(b"does not", timestamp=1) == last + 2
+        assert bases(log) == [0, last + 2]
+        assert [r.value for r in log] == [b"far", b"fits", b"does not"]
 
 
 def test_an_explicit_roll_of_an_empty_segment_is_nothing(log: Partition) -> None:

@@ -1,13 +1,16 @@
 """Configuration: frozen, keyword-only, Kafka's names and defaults.
 
 ``PartitionConfig(segment_bytes=1 << 20)`` and ``{"segment.bytes": 1 << 20}`` mean the same; the
-dotted names are Kafka's, and are used wherever configuration is shown or typed by a person.
+dotted names are Kafka's, and are used wherever configuration is shown or typed by a person.  One
+class serves a topic and its partitions: a topic's settings are those of each of its partitions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from logstore.errors import LogStoreError
@@ -15,6 +18,7 @@ from logstore.errors import LogStoreError
 __all__ = ["ConfigError", "Durability", "PartitionConfig"]
 
 Durability = Literal["fsync", "os"]
+INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
 
@@ -27,91 +31,212 @@ def dotted(name: str) -> str:
     return name.replace("_", ".")
 
 
+def _setting(default: Any, **rule: object) -> Any:
+    """A field whose rule is checked whenever a config is made."""
+    return dataclasses.field(default=default, metadata=rule)
+
+
+def _integer(default: int, least: int, most: int = INT64_MAX, *, but: int | None = None) -> Any:
+    return _setting(default, least=least, most=most, but=but)
+
+
+def _choice(default: str, *choices: str) -> Any:
+    return _setting(default, choices=choices)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionConfig:
-    """How one partition is laid out and what it admits.  A field's comment is its consequence."""
+    """The settings of a topic, and so of its partitions.  A field's comment is its consequence."""
+
+    # ---- files ----
 
     # Roll to a new file at this size.  Smaller: finer retention, more files.
-    segment_bytes: int = 1 << 30
+    segment_bytes: int = _integer(1 << 30, 1024, INT32_MAX)
     # Roll when a record is this much younger than the segment's first.
-    segment_ms: int = 604_800_000
+    segment_ms: int = _integer(604_800_000, 1)
     # Spread time-based rolls over this span, so that many partitions do not roll at once.
-    segment_jitter_ms: int = 0
+    segment_jitter_ms: int = _integer(0, 0)
     # Room for either index of a segment; a full index rolls the segment.
-    segment_index_bytes: int = 10_485_760
+    segment_index_bytes: int = _integer(10_485_760, 24, INT32_MAX)
     # One index entry for this many bytes.  Smaller: faster random reads, larger indexes.
-    index_interval_bytes: int = 4096
+    index_interval_bytes: int = _integer(4096, 0, INT32_MAX)
+    # A deleted segment's files stay this long under another name, for readers that hold them.
+    file_delete_delay_ms: int = _integer(60_000, 0)
+    # Kafka reserves a segment's whole file in advance; logstore never does.
+    preallocate: bool = _setting(False)
+
+    # ---- what is admitted ----
+
     # The largest batch, its header included; a record must fit in one.
-    max_message_bytes: int = 1_048_588
+    max_message_bytes: int = _integer(1_048_588, 128, INT32_MAX)
     # CreateTime keeps a record's own time, LogAppendTime replaces it by the time of the append.
-    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = "CreateTime"
+    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = _choice(
+        "CreateTime", "CreateTime", "LogAppendTime"
+    )
     # How far a record's own time may lie in the past or future.
-    message_timestamp_before_max_ms: int = INT64_MAX
-    message_timestamp_after_max_ms: int = INT64_MAX
+    message_timestamp_before_max_ms: int = _integer(INT64_MAX, 0)
+    message_timestamp_after_max_ms: int = _integer(INT64_MAX, 0)
     # What append() and extend() compress with.  "producer": what the writer asks for, else nothing.
     compression_type: Literal[
         "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
-    ] = "producer"
+    ] = _choice("producer", "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
+    # How hard that tries; -1 is gzip's own default.
+    compression_gzip_level: int = _integer(-1, 1, 9, but=-1)
+    compression_lz4_level: int = _integer(9, 1, 17)
+    compression_zstd_level: int = _integer(3, -131_072, 22)
     # A compressed batch that unpacks to more than this is refused, read or written.
-    max_decompressed_message_bytes: int = 64 << 20
+    max_decompressed_message_bytes: int = _integer(64 << 20, 1024, INT32_MAX)
+    # An idempotent producer that was silent this long is forgotten.
+    producer_id_expiration_ms: int = _integer(86_400_000, 1)
+
+    # ---- what is kept ----
+
+    # "delete": by age and size; "compact": the newest record of every key; or both.
+    cleanup_policy: str = _setting("delete", policies=("compact", "delete"))
+    # Segments whose records are all older go; -1 keeps them for ever.
+    retention_ms: int = _integer(604_800_000, -1)
+    # The oldest segments go while the partition is larger; -1 sets no limit.
+    retention_bytes: int = _integer(-1, -1)
+    # How long a tombstone stays readable after compaction has met it.
+    delete_retention_ms: int = _integer(86_400_000, 0)
+    # Records younger than this are not compacted.
+    min_compaction_lag_ms: int = _integer(0, 0)
+    # A record older than this makes compaction due, however little there is to gain.
+    max_compaction_lag_ms: int = _integer(INT64_MAX, 1)
+    # Compaction is due when this much of the log has not been through it.
+    min_cleanable_dirty_ratio: float = _setting(0.5, least=0.0, most=1.0)
+
+    # ---- flushing and replicas ----
+
+    # Sync after this many records, or milliseconds; durability="fsync" syncs every append anyway.
+    flush_messages: int = _integer(INT64_MAX, 1)
+    flush_ms: int = _integer(INT64_MAX, 0)
+    # Kept for replication and for Kafka's clients; one copy has no use for them.
+    min_insync_replicas: int = _integer(1, 1, INT32_MAX)
+    unclean_leader_election_enable: bool = _setting(False)
 
     def __post_init__(self) -> None:
-        for name, least, most in _BOUNDS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{dotted(name)} must be an int, not {value!r}")
-            if not least <= value <= most:
-                raise ConfigError(f"{dotted(name)} must be from {least} to {most}, not {value}")
-        for name, choices in _CHOICES:
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{dotted(name)} must be one of {', '.join(choices)}, "
-                    f"not {getattr(self, name)!r}"
-                )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            checked = _checked(field, value)
+            if checked is not value:
+                object.__setattr__(self, field.name, checked)
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise ConfigError(
+                f"min.compaction.lag.ms must be at most max.compaction.lag.ms "
+                f"({self.max_compaction_lag_ms}), not {self.min_compaction_lag_ms}"
+            )
 
     @classmethod
     def of(cls, config: PartitionConfig | Mapping[str, Any] | None) -> PartitionConfig:
-        """A config from what a user gave: None, a config, or a mapping with either spelling."""
+        """A config from what a user gave: None, a config, or a mapping with either spelling.
+
+        A mapping may give numbers and truth values as text, as Kafka's tools do.
+        """
         if config is None:
             return cls()
         if isinstance(config, cls):
             return config
         if not isinstance(config, Mapping):
             raise ConfigError(f"config must be a PartitionConfig or a mapping, not {config!r}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        settings = {}
-        for name, value in config.items():
-            field = str(name).replace(".", "_")
-            if field not in known:
-                raise ConfigError(
-                    f"unknown setting {name!r}; known are {', '.join(map(dotted, sorted(known)))}"
-                )
-            settings[field] = value
-        return cls(**settings)
+        return cls().with_settings(config)
+
+    def with_settings(self, settings: Mapping[str, Any]) -> PartitionConfig:
+        """The same with some settings changed; a value of None means the default again."""
+        known = {field.name: field for field in dataclasses.fields(self)}
+        changes: dict[str, Any] = {}
+        for name, value in settings.items():
+            field = known.get(str(name).replace(".", "_"))
+            if field is None:
+                raise ConfigError(_unknown(str(name), [dotted(each) for each in known]))
+            changes[field.name] = field.default if value is None else _parsed(field, value)
+        return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """All settings by their dotted names."""
         return {dotted(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
 
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, by their dotted names."""
+        return {
+            dotted(f.name): value
+            for f in dataclasses.fields(self)
+            if (value := getattr(self, f.name)) != f.default
+        }
 
-_BOUNDS = (
-    ("segment_bytes", 1024, (1 << 31) - 1),
-    ("segment_ms", 1, INT64_MAX),
-    ("segment_jitter_ms", 0, INT64_MAX),
-    ("segment_index_bytes", 24, (1 << 31) - 1),
-    ("index_interval_bytes", 0, (1 << 31) - 1),
-    ("max_message_bytes", 128, (1 << 31) - 1),
-    ("message_timestamp_before_max_ms", 0, INT64_MAX),
-    ("message_timestamp_after_max_ms", 0, INT64_MAX),
-    ("max_decompressed_message_bytes", 1024, (1 << 31) - 1),
-)
-_CHOICES = (
-    ("message_timestamp_type", ("CreateTime", "LogAppendTime")),
-    (
-        "compression_type",
-        ("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"),
-    ),
-)
+    @property
+    def deletes(self) -> bool:
+        """Whether old segments go by age and size."""
+        return "delete" in self.cleanup_policy
+
+    @property
+    def compacts(self) -> bool:
+        """Whether compaction keeps only the newest record of every key."""
+        return "compact" in self.cleanup_policy
+
+    def compression_level(self, codec: str) -> int | None:
+        """The configured level of a codec; None for one that has no levels."""
+        level: int | None = getattr(self, f"compression_{codec}_level", None)
+        return level
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.replace("_", "."), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown setting {name!r}; {hint}"
+
+
+def _parsed(field: dataclasses.Field[Any], value: object) -> object:
+    """A value that came as text, as its setting's type; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if isinstance(field.default, bool):
+        return {"true": True, "false": False}.get(text.lower(), value)
+    try:
+        if isinstance(field.default, int):
+            return int(text)
+        if isinstance(field.default, float):
+            return float(text)
+    except ValueError:
+        return value  # the check says what is allowed
+    return text
+
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value as it is kept, or ConfigError with the name, the value and what is allowed."""
+    name, rule = dotted(field.name), field.metadata
+    if "policies" in rule:
+        return _policy(name, value, rule["policies"])
+    if "choices" in rule:
+        if value not in rule["choices"]:
+            raise ConfigError(f"{name} must be one of {', '.join(rule['choices'])}, not {value!r}")
+    elif isinstance(field.default, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, not {value!r}")
+    else:
+        number = (int, float) if isinstance(field.default, float) else int
+        if not isinstance(value, number) or isinstance(value, bool) or math.isnan(value):
+            kind = "a number" if isinstance(field.default, float) else "an int"
+            raise ConfigError(f"{name} must be {kind}, not {value!r}")
+        least, most, but = rule["least"], rule["most"], rule.get("but")
+        if not least <= value <= most and value != but:
+            other = "" if but is None else f", or {but}"
+            raise ConfigError(f"{name} must be from {least} to {most}{other}, not {value}")
+    return value
+
+
+def _policy(name: str, value: Any, policies: tuple[str, ...]) -> str:
+    """Kafka's list, sorted and without repetition: ``compact,delete``."""
+    if isinstance(value, str):
+        words = [word.strip() for word in value.split(",")]
+    elif isinstance(value, Iterable):
+        words = [str(word) for word in value]
+    else:
+        words = []
+    if not words or not set(words) <= set(policies):
+        raise ConfigError(f"{name} must be a list of {', '.join(policies)}, not {value!r}")
+    return ",".join(sorted(set(words)))
 
 
 def wants_fsync(durability: object) -> bool:

@@ -1,7 +1,7 @@
 """The C half of the engine.  Private: its names may change in any release."""
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Self, final
 
 from typing_extensions import Buffer, disjoint_base
@@ -30,6 +30,14 @@ def scan_prefix(
 def find_batch(
     file: File, position: int, limit: int, offset_min: int, offset_max: int, /
 ) -> tuple[int, int, int] | None: ...
+def batch_below(
+    batch: Buffer,
+    end_offset: int,
+    decompress: Callable[[int, memoryview, int], bytes],
+    compress: Callable[[int, memoryview], bytes],
+    payload_max: int,
+    /,
+) -> bytes: ...
 
 @final
 class Record:
@@ -114,7 +122,6 @@ class Builder:
     def _take(self, into: list[Builder], /) -> None: ...
     def _put_back(self, taken: Builder, /) -> None: ...
     def _seal(self) -> None: ...
-    def _finish(self, base_offset: int, leader_epoch: int, append_time: int, /) -> bytes: ...
     def _close(self) -> None: ...
 
 @final
@@ -214,3 +221,60 @@ class ColumnBuilder:
     @property
     def value_bytes(self) -> int: ...
     def finish(self) -> tuple[Any, ...]: ...
+
+@final
+class OffsetMap:
+    latest_offset: int
+    def __new__(cls, memory_bytes: int, secret: bytes) -> Self: ...
+    @property
+    def limit(self) -> int: ...
+    def __len__(self) -> int: ...
+    def put(self, key: Buffer, offset: int, /) -> bool: ...
+    def get(self, key: Buffer, /) -> int: ...
+    def clear(self) -> None: ...
+    def read(
+        self,
+        file: File,
+        position: int,
+        limit: int,
+        expected: int,
+        offset_max: int,
+        budget: int,
+        start: int,
+        transactions: Transactions,
+        decompress: Callable[[int, memoryview, int], bytes],
+        payload_max: int,
+        io_bytes: int,
+        /,
+    ) -> tuple[int, int, bool]: ...
+
+@final
+class Transactions:
+    def __new__(cls, entries: Buffer) -> Self: ...
+
+@final
+class Cleaner:
+    def __new__(
+        cls,
+        target: File | None,
+        *,
+        base_offset: int,
+        interval_bytes: int,
+        offset_map: OffsetMap | None,
+        key: bytes | None,
+        transactions: Transactions | None,
+        producers: Sequence[tuple[int, int, int]],
+        start_offset: int,
+        end_offset: int,
+        now_ms: int,
+        delete_retention_ms: int,
+        decompress: Callable[[int, memoryview, int], bytes],
+        compress: Callable[[int, memoryview], bytes],
+        payload_max: int,
+        io_bytes: int,
+    ) -> Self: ...
+    def feed(
+        self, file: File, position: int, limit: int, expected: int, offset_max: int, budget: int, /
+    ) -> tuple[int, int]: ...
+    def counts(self) -> dict[str, int]: ...
+    def finish(self) -> tuple[int, int, bytes, bytes, bytes]: ...

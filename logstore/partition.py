@@ -68,7 +68,7 @@ from logstore.recovery import (
     refuse_foreign,
 )
 from logstore.scan import Scan
-from logstore.segment import Segment, SegmentContents, empty_contents
+from logstore.segment import Segment, SegmentContents, decompress, empty_contents
 from logstore.writer import Writer, buffer_sizes, codec_number
 
 __all__ = ["Partition"]
@@ -907,38 +907,9 @@ class Partition:
         base = int.from_bytes(raw[:8], "big")
         if base >= end_offset:
             return position, b""
-        return position, self._encode_again(segment, raw, base, end_offset)
-
-    def _encode_again(self, segment: Segment, raw: bytes, base: int, end_offset: int) -> bytes:
-        """The records of a batch below `end_offset` as a batch of their own."""
-        codec, by_log = raw[22] & 7, bool(raw[22] & 8)
-        append_time = int.from_bytes(raw[35:43], "big") if by_log else -1
-        epoch = int.from_bytes(raw[12:16], "big", signed=True)
-        runs: list[list[Record]] = []
-        for record in segment.scan(base, end_offset):
-            # A batch of ours has no gaps; one that was compacted becomes a batch for each run.
-            if not runs or runs[-1][-1].offset + 1 != record.offset:
-                runs.append([])
-            runs[-1].append(record)
-        return b"".join(
-            self._encode_run(run, codec)._finish(run[0].offset, epoch, append_time) for run in runs
-        )
-
-    @staticmethod
-    def _encode_run(records: list[Record], codec: int) -> _native.Builder:
-        builder = _native.Builder(
-            batch_bytes=1 << 30,
-            batch_bytes_max=(1 << 31) - 1,
-            arena_bytes=1 << 30,
-            codec=codec,
-            before_max_ms=(1 << 63) - 1,
-            after_max_ms=(1 << 63) - 1,
-            clock=None,
-            compress=codecs.compress,
-        )
-        builder.extend(records)
-        builder._seal()
-        return builder
+        kept = _native.batch_below(raw, end_offset, decompress, codecs.compress,
+                                   self._config.max_decompressed_message_bytes)  # fmt: skip
+        return position, kept
 
     # ---- reading ----
 

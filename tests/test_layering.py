@@ -32,7 +32,7 @@ MAY_USE_FACADE = frozenset({"testing", "cli"})
 
 CORE_ROOMS = (
     *("status", "format", "crc32c", "io", "memory"),
-    *("batch", "columns", "index", "segment", "offset_map"),
+    *("batch", "columns", "index", "segment", "offset_map", "cleaner"),
 )
 
 # ---- Python: who imports whom ---------------------------------------------------------------

@@ -539,23 +539,6 @@ static PyObject *builder_seal(BuilderObject *self, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* finish(base_offset, leader_epoch, append_time) -> bytes: the sealed batches, ready for a log. */
-static PyObject *builder_finish(BuilderObject *self, PyObject *args)
-{
-    long long base_offset, append_time;
-    int leader_epoch;
-    if (!PyArg_ParseTuple(args, "LiL:_finish", &base_offset, &leader_epoch, &append_time)) {
-        return NULL;
-    }
-    ls_builder *arena = &self->arena;
-    if (arena->open_count != 0) {
-        PyErr_SetString(PyExc_ValueError, "seal the builder first");
-        return NULL;
-    }
-    ls_batches_finish(arena->data, arena->size, base_offset, leader_epoch, append_time);
-    return PyBytes_FromStringAndSize((const char *)arena->data, (Py_ssize_t)arena->size);
-}
-
 static PyObject *builder_close(BuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     self->closed = true;
@@ -584,8 +567,6 @@ static PyMethodDef builder_methods[] = {
      PyDoc_STR("Reuse the memory of a builder that take() gave.")},
     {"_seal", (PyCFunction)builder_seal, METH_NOARGS,
      PyDoc_STR("Close the open batch, and compress.")},
-    {"_finish", (PyCFunction)builder_finish, METH_VARARGS,
-     PyDoc_STR("The sealed batches as bytes, with their place in a log.")},
     {"_close", (PyCFunction)builder_close, METH_NOARGS, PyDoc_STR("Refuse further records.")},
     {NULL, NULL, 0, NULL},
 };

@@ -188,12 +188,16 @@ static int module_exec(PyObject *self)
         add_type(self, &ls_segment_writer_spec, &module->segment_writer_type) < 0 ||
         add_type(self, &ls_segment_scan_spec, &module->segment_scan_type) < 0 ||
         add_type(self, &ls_buffer_spec, &module->buffer_type) < 0 ||
-        add_type(self, &ls_column_builder_spec, &module->column_builder_type) < 0) {
+        add_type(self, &ls_column_builder_spec, &module->column_builder_type) < 0 ||
+        add_type(self, &ls_offset_map_spec, &module->offset_map_type) < 0 ||
+        add_type(self, &ls_transactions_spec, &module->transactions_type) < 0 ||
+        add_type(self, &ls_cleaner_spec, &module->cleaner_type) < 0) {
         return -1;
     }
     if (PyModule_AddFunctions(self, ls_file_functions) < 0 ||
         PyModule_AddFunctions(self, ls_recovery_functions) < 0 ||
-        PyModule_AddFunctions(self, ls_index_functions) < 0) {
+        PyModule_AddFunctions(self, ls_index_functions) < 0 ||
+        PyModule_AddFunctions(self, ls_cleaner_functions) < 0) {
         return -1;
     }
     return PyModule_AddStringConstant(self, "CRC32C_IMPLEMENTATION", ls_crc32c_implementation());
@@ -209,6 +213,9 @@ static int module_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(module->segment_scan_type);
     Py_VISIT(module->buffer_type);
     Py_VISIT(module->column_builder_type);
+    Py_VISIT(module->offset_map_type);
+    Py_VISIT(module->transactions_type);
+    Py_VISIT(module->cleaner_type);
     Py_VISIT(module->closed_error);
     Py_VISIT(module->forked_error);
     Py_VISIT(module->corrupt_error);
@@ -230,6 +237,9 @@ static int module_clear(PyObject *self)
     Py_CLEAR(module->segment_scan_type);
     Py_CLEAR(module->buffer_type);
     Py_CLEAR(module->column_builder_type);
+    Py_CLEAR(module->offset_map_type);
+    Py_CLEAR(module->transactions_type);
+    Py_CLEAR(module->cleaner_type);
     Py_CLEAR(module->closed_error);
     Py_CLEAR(module->forked_error);
     Py_CLEAR(module->corrupt_error);

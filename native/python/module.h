@@ -26,6 +26,9 @@ typedef struct {
     PyTypeObject *segment_scan_type;
     PyTypeObject *buffer_type;
     PyTypeObject *column_builder_type;
+    PyTypeObject *offset_map_type;
+    PyTypeObject *transactions_type;
+    PyTypeObject *cleaner_type;
     /* Exceptions of logstore.errors; strong. */
     PyObject *closed_error;
     PyObject *forked_error;
@@ -147,8 +150,12 @@ extern PyType_Spec ls_segment_writer_spec;
 extern PyType_Spec ls_segment_scan_spec;
 extern PyType_Spec ls_buffer_spec;
 extern PyType_Spec ls_column_builder_spec;
+extern PyType_Spec ls_offset_map_spec;
+extern PyType_Spec ls_transactions_spec;
+extern PyType_Spec ls_cleaner_spec;
 extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_index_functions[];
+extern PyMethodDef ls_cleaner_functions[];
 
 int64_t ls_now_ms(void);
 int64_t ls_now_ns(void);

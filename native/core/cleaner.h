@@ -1,0 +1,159 @@
+/* Rewriting a log without some of its records: what compaction, purging and cutting have in common.
+ *
+ * The rules are Kafka's.  A batch keeps its base offset, its last offset, its leader epoch, its
+ * producer's fields and its kind, whatever is taken out of it; the records that stay keep offset,
+ * time, key, value and headers.  A batch that loses nothing is copied byte for byte.
+ *
+ * Nothing here knows compression: where a payload has to be unpacked or packed the caller does it.
+ */
+#ifndef LS_CLEANER_H
+#define LS_CLEANER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "batch.h"
+#include "index.h"
+#include "offset_map.h"
+#include "segment.h"
+#include "status.h"
+
+/* Bytes that grow at their end. */
+typedef struct {
+    uint8_t *data;
+    size_t size;
+    size_t capacity;
+} ls_bytes;
+
+void ls_bytes_free(ls_bytes *bytes);
+
+/* ---- one batch, fewer records ---- */
+
+#define LS_NO_HORIZON INT64_MIN        /* the time at which tombstones may go is not set */
+
+/* Adds to `out` a batch of the records i with keep[i] != 0, at least one; its last offset becomes
+ * `last_offset`.  The payload is not packed, and the batch has no length and no checksum: that is
+ * ls_batch_seal's.  `payload` holds the records, unpacked; `header` is the old batch's.
+ * LS_OK, LS_E_CORRUPT, LS_E_NO_MEMORY. */
+ls_code ls_batch_keep(ls_bytes *out, const uint8_t *header, const ls_batch *batch,
+                      const uint8_t *payload, size_t size, const uint8_t *keep,
+                      int64_t last_offset, int64_t horizon);
+
+/* Adds the header alone: what tells a producer's last sequence, or where the log goes on. */
+ls_code ls_batch_keep_header(ls_bytes *out, const uint8_t *header);
+
+/* Length and checksum of the batch from `at` to the end of `out`.  LS_E_TOO_LARGE. */
+ls_code ls_batch_seal(ls_bytes *out, size_t at);
+
+/* ---- transactions ---- */
+
+typedef struct {
+    int64_t producer_id;
+    int64_t first_offset;
+    int64_t last_offset;               /* of its marker */
+    int64_t last_stable_offset;
+} ls_aborted;
+
+enum { LS_ABORTED_BYTES = 34 };        /* an entry of a .txnindex file */
+
+/* Follows the batches of a log in order and tells which belong to an aborted transaction, and which
+ * markers have nothing left to mark. */
+typedef struct {
+    ls_aborted *aborted;               /* by first offset */
+    size_t count;
+    size_t next;                       /* those before have begun */
+    struct ls_open_aborted {
+        size_t entry;
+        bool observed;                 /* a batch of it is still there */
+    } *open;
+    size_t open_count, open_capacity;
+    int64_t *committed;                /* producers with data of a transaction that goes on */
+    size_t committed_count, committed_capacity;
+} ls_transactions;
+
+/* `entries` as they lie in .txnindex files, in any order; a partial one at the end is ignored. */
+ls_code ls_transactions_init(ls_transactions *transactions, const uint8_t *entries, size_t size);
+void ls_transactions_free(ls_transactions *transactions);
+
+/* A data batch: whether its transaction was aborted. */
+ls_code ls_transactions_data(ls_transactions *transactions, const ls_batch *batch, bool *aborted);
+
+/* A control batch.  *useless: nothing of its transaction is left.  *kept is the index entry that its
+ * marker still needs, or NULL; valid until the next call. */
+ls_code ls_transactions_marker(ls_transactions *transactions, const ls_batch *batch,
+                               const uint8_t *payload, size_t size, bool *useless,
+                               const ls_aborted **kept);
+
+/* ---- what goes ---- */
+
+/* Where a producer is, as far as its last batches must stay. */
+typedef struct {
+    int64_t producer_id;
+    int64_t last_offset;               /* of its last data; -1: only markers are known */
+    int16_t epoch;
+} ls_producer_end;
+
+typedef struct {
+    /* Either: newest offsets, for compaction.  NULL: purge what has this key. */
+    const ls_offset_map *map;
+    const uint8_t *key;
+    size_t key_size;
+    int64_t start_offset;              /* a purge leaves what is below alone */
+    int64_t end_offset;                /* the batch that ends here stays, if only its header */
+    int64_t now_ms;
+    int64_t delete_retention_ms;
+    const ls_producer_end *producers;  /* by id */
+    size_t producer_count;
+    ls_transactions *transactions;     /* NULL for a purge */
+} ls_clean_rules;
+
+typedef struct {
+    int64_t records_read, records_kept;
+    int64_t bytes_read, bytes_kept;
+    int64_t batches_read, batches_kept, batches_rewritten;
+    int64_t superseded;                /* why records went: a newer one has the key */
+    int64_t tombstones;                /* their time was up */
+    int64_t keyless;
+    int64_t aborted;
+    int64_t markers;
+    int64_t purged;
+    int64_t last_purged_offset;        /* -1: none */
+} ls_clean_counts;
+
+typedef struct {
+    ls_clean_rules rules;
+    ls_clean_counts counts;
+    ls_bytes out;                      /* the caller writes it away and sets out.size to 0 */
+    int64_t out_position;              /* of out.data[0] in the new file */
+    ls_index_tracker index;            /* of the new file */
+    ls_bytes aborted;                  /* entries of the new file's .txnindex */
+    ls_bytes keep;                     /* a verdict for each record of the batch at hand */
+} ls_cleaner;
+
+void ls_cleaner_init(ls_cleaner *cleaner, const ls_clean_rules *rules, int64_t base_offset,
+                     int64_t interval_bytes);
+void ls_cleaner_free(ls_cleaner *cleaner);
+
+/* Whether a batch's records must be unpacked before ls_cleaner_batch can judge it. */
+bool ls_cleaner_needs_payload(const ls_cleaner *cleaner, const ls_batch *batch);
+
+/* Judges a verified batch and adds what is left of it to `out`.  `payload` holds its records,
+ * unpacked.  With *pack set, out.data + *at is a batch whose records the caller has to pack before
+ * ls_cleaner_finish_batch; otherwise the batch is done.
+ * LS_OK, LS_E_CORRUPT with *reason, LS_E_TOO_LARGE, LS_E_NO_MEMORY. */
+ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batch *batch,
+                         const uint8_t *payload, size_t size, bool *pack, size_t *at,
+                         const char **reason);
+
+/* The payload of the batch at `at`, the last of `out`, becomes `packed`. */
+ls_code ls_cleaner_finish_batch(ls_cleaner *cleaner, size_t at, const uint8_t *packed, size_t size);
+
+/* ---- reading keys into a map ---- */
+
+/* Puts the keys of a batch's records from `start_offset` on.  LS_END: the map is full, and
+ * map->latest_offset tells how far it got. */
+ls_code ls_offset_map_read(ls_offset_map *map, const ls_batch *batch, const uint8_t *payload,
+                           size_t size, int64_t start_offset, const char **reason);
+
+#endif

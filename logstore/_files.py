@@ -144,6 +144,11 @@ class Directory:
             raise NotALogError(f"{self.path / name} is not a regular file")
         return status.st_size
 
+    def modified_ms(self, name: str) -> int:
+        """When a file was last written to."""
+        with self as fd:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime_ns // 1_000_000
+
     def exists(self, name: str) -> bool:
         try:
             with self as fd:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from logstore.record import Record
 __all__ = ["Segment", "SegmentContents"]
 
 RELATIVE_MAX = (1 << 31) - 1
+_EPOCH = struct.Struct(">iq")
 
 
 def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
@@ -51,6 +53,23 @@ class SegmentContents:
     times: bytes
     stopped: str  # "end", "bad" or "legacy"
     reason: str
+    epochs: bytes = b""  # 12 bytes wherever the leader epoch changes: epoch, offset
+
+    @property
+    def leader_epochs(self) -> list[tuple[int, int]]:
+        """(epoch, offset) where a leader's reign begins, ascending.
+
+        The field lies outside the batch's checksum: an epoch that the next batch takes back is a
+        flipped bit, and is left out.
+        """
+        found = [(epoch, offset) for epoch, offset in _EPOCH.iter_unpack(self.epochs)]
+        after = [epoch for epoch, _ in found[1:]]
+        kept: list[tuple[int, int]] = []
+        for (epoch, offset), following in itertools.zip_longest(found, after):
+            taken_back = following is not None and following < epoch
+            if not taken_back and epoch > (kept[-1][0] if kept else -1):
+                kept.append((epoch, offset))
+        return kept
 
     def followed_by(self, later: SegmentContents) -> SegmentContents:
         """The contents when `later` was found behind a damaged stretch."""
@@ -67,6 +86,7 @@ class SegmentContents:
             max_timestamp_offset=newest.max_timestamp_offset,
             offsets=self.offsets + later.offsets,
             times=times.entries,
+            epochs=self.epochs + later.epochs,
         )
 
 
@@ -93,6 +113,7 @@ class Segment:
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._times_checked = False
+        self._max_timestamp: int | None = None  # of a sealed one, once the log bears it out
         self._flushed = (0, 0)  # index bytes that are already in the files, while active
         # Set while this is the segment that is appended to, by this process.
         self.writer: _native.SegmentWriter | None = None
@@ -134,7 +155,16 @@ class Segment:
     @property
     def max_timestamp(self) -> int:
         """The greatest timestamp of its records, or -1 when it has none."""
-        return self.time_index.last_entry[0] if self.writer is None else self.writer.max_timestamp
+        writer = self.writer
+        if writer is not None:
+            return writer.max_timestamp
+        known = self._max_timestamp
+        return self.time_index.last_entry[0] if known is None else known
+
+    @property
+    def modified_ms(self) -> int:
+        """When its file was last written to, by the file system."""
+        return self._directory.modified_ms(segment_name(self.base_offset, ".log"))
 
     @property
     def offset_index(self) -> OffsetIndex:
@@ -255,6 +285,31 @@ class Segment:
                 self.base_offset, self.final_times(contents), max_bytes=most
             )
         self._times_checked = True
+
+    def confirm_max_timestamp(self) -> int:
+        """`max_timestamp` as the log bears it out: for whoever deletes by it.
+
+        An index that lost its last entry would make the segment look older than it is.  So what
+        lies behind the entry's batch is walked, once for a sealed segment.
+        """
+        if self.writer is not None or not self.sealed:
+            return self.max_timestamp
+        if self._max_timestamp is None:
+            cold = self._file is None
+            self._check_times()
+            newest, offset = self.time_index.last_entry
+            position = 0
+            if len(self.time_index):
+                scan = self.scan(offset, offset + 1, on_corrupt="skip")
+                position = scan.position if scan.next_raw() is not None else 0
+            found = self.walk(position, next_offset=offset + 1 if position else None)
+            newest = max(newest, found.max_timestamp)
+            if found.stopped != "end":
+                newest = max(newest, self.modified_ms)  # damage may hide a later time
+            self._max_timestamp = newest
+            if cold:
+                self.release()
+        return self._max_timestamp
 
     def _required_end(self) -> int:
         if not self._dense:

@@ -53,7 +53,7 @@ bool ls_entries_copy(ls_entries *entries, const void *data, size_t size)
     return true;
 }
 
-static uint8_t *add_entry(ls_entries *entries, size_t bytes)
+uint8_t *ls_entries_add(ls_entries *entries, size_t bytes)
 {
     if (entries->capacity - entries->size < bytes) {
         size_t capacity = entries->capacity == 0 ? 1024 : entries->capacity;
@@ -93,7 +93,7 @@ static ls_code add_time_entry(ls_index_tracker *tracker)
     if (tracker->max_timestamp <= tracker->last_time_entry) {
         return LS_OK;                  /* timestamps in the file strictly increase */
     }
-    uint8_t *entry = add_entry(&tracker->times, LS_TIME_ENTRY_BYTES);
+    uint8_t *entry = ls_entries_add(&tracker->times, LS_TIME_ENTRY_BYTES);
     if (entry == NULL) {
         return LS_E_NO_MEMORY;
     }
@@ -114,7 +114,7 @@ ls_code ls_index_track(ls_index_tracker *tracker, const ls_batch *batch, int64_t
     if (position - tracker->last_indexed_position <= tracker->interval_bytes) {
         return LS_OK;
     }
-    uint8_t *entry = add_entry(&tracker->offsets, LS_OFFSET_ENTRY_BYTES);
+    uint8_t *entry = ls_entries_add(&tracker->offsets, LS_OFFSET_ENTRY_BYTES);
     if (entry == NULL) {
         return LS_E_NO_MEMORY;
     }

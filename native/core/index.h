@@ -26,6 +26,8 @@ typedef struct {
 
 /* Replaces what is there by a copy of `size` bytes.  False: no memory. */
 bool ls_entries_copy(ls_entries *entries, const void *data, size_t size);
+/* Room for one more entry; NULL: no memory, and nothing changed. */
+uint8_t *ls_entries_add(ls_entries *entries, size_t bytes);
 void ls_entries_free(ls_entries *entries);
 
 typedef struct {

@@ -293,6 +293,23 @@ void ls_prefix_free(ls_prefix *prefix)
 {
     ls_window_free(&prefix->window);
     ls_index_tracker_free(&prefix->index);
+    ls_entries_free(&prefix->epochs);
+}
+
+/* Epochs that only grow are the rule; the caller decides what to believe where they do not. */
+static ls_code track_epoch(ls_prefix *prefix, const ls_batch *batch)
+{
+    if (prefix->batches > 0 && batch->leader_epoch == prefix->last_epoch) {
+        return LS_OK;
+    }
+    uint8_t *entry = ls_entries_add(&prefix->epochs, LS_EPOCH_ENTRY_BYTES);
+    if (entry == NULL) {
+        return LS_E_NO_MEMORY;
+    }
+    ls_store_i32(entry, batch->leader_epoch);
+    ls_store_i64(entry + 4, batch->base_offset);
+    prefix->last_epoch = batch->leader_epoch;
+    return LS_OK;
 }
 
 ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
@@ -328,6 +345,9 @@ ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
             if (code != LS_OK) {
                 return ls_fail(code, prefix->position, "no memory for an index entry");
             }
+        }
+        if (track_epoch(prefix, &batch) != LS_OK) {
+            return ls_fail(LS_E_NO_MEMORY, prefix->position, "no memory for a leader epoch");
         }
         if (prefix->batches++ == 0) {
             prefix->first_timestamp = batch.max_timestamp;

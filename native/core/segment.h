@@ -74,6 +74,8 @@ ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int
 ls_status ls_window_resync(ls_window *window, int64_t position, int64_t limit, int64_t offset_min,
                            int64_t offset_max, int64_t budget, int64_t *found, int64_t *reached);
 
+enum { LS_EPOCH_ENTRY_BYTES = 12 };    /* i32 leader epoch, i64 offset; in memory only */
+
 /* The longest prefix of sound batches, and the indexes that belong to it.  Resumable, so that the
  * caller can show progress and be interrupted. */
 typedef struct {
@@ -84,6 +86,8 @@ typedef struct {
     int64_t next_offset;               /* least offset the next batch may have */
     int64_t first_timestamp;           /* max timestamp of the first batch, -1 if none */
     int64_t batches;
+    ls_entries epochs;                 /* where the leader epoch changes */
+    int32_t last_epoch;
     bool dense;                        /* a gap between batches is damage */
     bool indexing;                     /* off when a caller knows the indexes already */
 } ls_prefix;

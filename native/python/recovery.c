@@ -8,17 +8,19 @@ static PyObject *prefix_result(const ls_prefix *prefix, ls_status status)
     /* An empty index has no memory; "y#" would make None of that. */
     const char *offsets = (const char *)prefix->index.offsets.data;
     const char *times = (const char *)prefix->index.times.data;
+    const char *epochs = (const char *)prefix->epochs.data;
     const char *kind = status.code == LS_END ? "end" : status.code == LS_E_LEGACY ? "legacy" : "bad";
     return Py_BuildValue(
-        "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:y#,s:y#,s:s,s:s}", "position", (long long)prefix->position,
-        "next_offset", (long long)prefix->next_offset, "batches", (long long)prefix->batches,
+        "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:y#,s:y#,s:y#,s:s,s:s}", "position",
+        (long long)prefix->position, "next_offset", (long long)prefix->next_offset, "batches", (long long)prefix->batches,
         "first_timestamp", (long long)prefix->first_timestamp, "max_timestamp",
         (long long)prefix->index.max_timestamp, "max_timestamp_offset",
         (long long)prefix->index.max_timestamp_offset, "last_indexed_position",
         (long long)prefix->index.last_indexed_position, "offsets",
         offsets == NULL ? "" : offsets, (Py_ssize_t)prefix->index.offsets.size, "times",
-        times == NULL ? "" : times, (Py_ssize_t)prefix->index.times.size, "stopped",
-        kind, "reason", status.reason);
+        times == NULL ? "" : times, (Py_ssize_t)prefix->index.times.size, "epochs",
+        epochs == NULL ? "" : epochs, (Py_ssize_t)prefix->epochs.size, "stopped", kind,
+        "reason", status.reason);
 }
 
 /* scan_prefix(file, base_offset, position, limit, next_offset, interval_bytes, dense, progress) */

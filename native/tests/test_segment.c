@@ -380,6 +380,30 @@ static void a_dense_prefix_takes_no_gap(void)
     ls_builder_free(&builder);
 }
 
+static void the_prefix_tells_where_the_leader_epoch_changes(void)
+{
+    ls_builder builder;
+    int64_t ends[5];
+    five_batches(&builder, ends);
+    const int32_t epochs[5] = {0, 3, 3, 1, 1};         /* outside the checksum: even going back */
+    for (int i = 1; i < 5; i++) {
+        ls_store_i32(builder.data + ends[i - 1] + 12, epochs[i]);
+    }
+    memory_file file;
+    memory_open(&file, builder.data, builder.size);
+    ls_prefix prefix;
+    CHECK(run_prefix(&prefix, &file, 1).code == LS_END);
+    CHECK(prefix.epochs.size == 3 * LS_EPOCH_ENTRY_BYTES);
+    const int64_t expected[3][2] = {{0, 0}, {3, 1}, {1, 6}};
+    for (int i = 0; i < 3; i++) {
+        const uint8_t *entry = prefix.epochs.data + i * LS_EPOCH_ENTRY_BYTES;
+        CHECK(ls_load_i32(entry) == expected[i][0] && ls_load_i64(entry + 4) == expected[i][1]);
+    }
+    ls_prefix_free(&prefix);
+    memory_close(&file);
+    ls_builder_free(&builder);
+}
+
 static void a_rebuilt_index_equals_the_one_of_live_appends(void)
 {
     ls_builder builder;
@@ -484,6 +508,7 @@ int main(void)
         a_flipped_byte_cuts_the_prefix_at_its_batch,
         an_io_error_is_no_evidence_about_the_data,
         a_dense_prefix_takes_no_gap,
+        the_prefix_tells_where_the_leader_epoch_changes,
         a_rebuilt_index_equals_the_one_of_live_appends,
         resync_finds_the_next_sound_batch,
         resync_crosses_windows_of_garbage,

@@ -101,7 +101,8 @@ def read_leader_epochs(directory: Directory) -> list[tuple[int, int]]:
             return []
         pairs = [line.split() for line in lines[2:] if line.strip()]
         epochs = [(int(epoch), int(start)) for epoch, start in pairs]
-        return epochs if len(epochs) == int(lines[1]) else []
+        sound = all(0 <= epoch < 1 << 31 and 0 <= start < 1 << 63 for epoch, start in epochs)
+        return epochs if sound and len(epochs) == int(lines[1]) else []
     except (IndexError, ValueError):
         return []
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
 
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Clock(Protocol):
     """What a clock must offer."""
@@ -28,7 +30,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        # Counts the time that a machine sleeps, where that can be had: waking up is no leap.
+        return time.clock_gettime(_STEADY)
 
     def __repr__(self) -> str:
         return "SystemClock()"
@@ -45,16 +48,22 @@ class ManualClock:
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self.now_ms = now_ms
+        self._leapt_ms = 0
 
     def time_ms(self) -> int:
         return self.now_ms
 
     def monotonic(self) -> float:
-        return self.now_ms / 1000
+        return (self.now_ms - self._leapt_ms) / 1000
 
     def advance(self, ms: int) -> None:
         """Let `ms` milliseconds pass."""
         self.now_ms += ms
+
+    def leap(self, ms: int) -> None:
+        """Set the wall clock ahead (or back) by `ms`, while no time passes."""
+        self.now_ms += ms
+        self._leapt_ms += ms
 
     def __repr__(self) -> str:
         return f"ManualClock({self.now_ms})"

@@ -11,6 +11,7 @@
       InvalidNameError            ValueError     not a topic-N directory name
       NotALogError                ValueError     a directory that holds something else
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
+      FencedError                 ValueError     someone with a higher epoch has taken over
       CorruptLogError             ValueError     bytes that cannot be what was written
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
@@ -29,6 +30,7 @@ __all__ = [
     "ClosedError",
     "CorruptLogError",
     "DiskFullError",
+    "FencedError",
     "ForkedHandleError",
     "IndeterminateAppendError",
     "InterruptedAppendError",
@@ -107,6 +109,17 @@ class NotALogError(LogStoreError, ValueError):
 
 class UnsupportedFormatError(LogStoreError, ValueError):
     """Sound data in a form logstore does not read, with the way out in the message."""
+
+
+class FencedError(LogStoreError, ValueError):
+    """The caller's ``.epoch`` is below ``.current``: someone else has taken over since."""
+
+    def __init__(self, epoch: int, current: int, *, where: str) -> None:
+        super().__init__(
+            f"epoch {epoch} of {where} is over: {current} has begun; whoever had {epoch} must stop"
+        )
+        self.epoch = epoch
+        self.current = current
 
 
 class CorruptLogError(LogStoreError, ValueError):

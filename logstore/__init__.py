@@ -8,10 +8,12 @@
 
 from logstore.clock import Clock, ManualClock, SystemClock
 from logstore.config import ConfigError, PartitionConfig
+from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
     CorruptLogError,
     DiskFullError,
+    FencedError,
     ForkedHandleError,
     IndeterminateAppendError,
     InterruptedAppendError,
@@ -30,6 +32,7 @@ from logstore.index import OffsetIndex, TimeIndex
 from logstore.partition import Partition
 from logstore.record import BytesColumn, Columns, Record
 from logstore.recovery import Damage, RecoveryReport, TornTail
+from logstore.retention import RetentionDecision, RetentionPolicy
 from logstore.scan import Scan, Skipped
 from logstore.segment import Segment
 from logstore.writer import Writer
@@ -45,11 +48,14 @@ __all__ = [
     "CorruptLogError",
     "Damage",
     "DiskFullError",
+    "EpochEnd",
+    "FencedError",
     "ForkedHandleError",
     "IndeterminateAppendError",
     "InterruptedAppendError",
     "InvalidNameError",
     "InvalidRecordError",
+    "LeaderEpochs",
     "LockedError",
     "LogStoreError",
     "ManualClock",
@@ -63,6 +69,8 @@ __all__ = [
     "RecordNotFoundError",
     "RecordTooLargeError",
     "RecoveryReport",
+    "RetentionDecision",
+    "RetentionPolicy",
     "Scan",
     "Segment",
     "Skipped",

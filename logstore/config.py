@@ -60,7 +60,8 @@ class PartitionConfig:
     segment_index_bytes: int = _integer(10_485_760, 24, INT32_MAX)
     # One index entry for this many bytes.  Smaller: faster random reads, larger indexes.
     index_interval_bytes: int = _integer(4096, 0, INT32_MAX)
-    # A deleted segment's files stay this long under another name, for readers that hold them.
+    # Kafka keeps a deleted segment's files this long; logstore's readers hold what they read open,
+    # so here the space is given back at once.
     file_delete_delay_ms: int = _integer(60_000, 0)
     # Kafka reserves a segment's whole file in advance; logstore never does.
     preallocate: bool = _setting(False)

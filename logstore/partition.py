@@ -46,8 +46,10 @@ from logstore.checkpoint import (
 from logstore.clock import Clock, SystemClock
 from logstore.commit import GroupCommit
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
+    FencedError,
     ForkedHandleError,
     IndeterminateAppendError,
     InterruptedAppendError,
@@ -67,6 +69,7 @@ from logstore.recovery import (
     load,
     refuse_foreign,
 )
+from logstore.retention import ClockGuard, RetentionDecision, RetentionPolicy
 from logstore.scan import Scan
 from logstore.segment import Segment, SegmentContents, decompress, empty_contents
 from logstore.writer import Writer, buffer_sizes, codec_number
@@ -80,6 +83,7 @@ BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next
 WARM_SEGMENTS = 32  # sealed segments that keep descriptor and indexes in memory
 UNSYNCED_SEGMENTS = 4  # sealed files that durability="os" may leave to the kernel
 MARK_SECONDS = 0.05  # how late the durable mark may be
+EPOCH_MAX = (1 << 31) - 1
 POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
 
 _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
@@ -121,7 +125,7 @@ class Partition:
         self._readonly = readonly
         self._append_time = config.message_timestamp_type == "LogAppendTime"
         # Appends need no time from Python: neither an injected clock nor LogAppendTime.
-        self._plain = self._ask_time is None and not self._append_time
+        self._plain = self._may_be_plain()
         self._last_append_time = 0
         self._lock = threading.RLock()
         # Guards what is to be synced, and the state file; taken last, held for moments.
@@ -150,7 +154,10 @@ class Partition:
         self._dense_from = 0
         self._version = 0
         self._recovery_point = 0
+        # The epoch that appends carry.  An append needs it to be the latest of `_epochs`.
         self._epoch = 0
+        self._epochs = LeaderEpochs()
+        self._clock_guard = ClockGuard(self._clock.time_ms(), self._clock.monotonic())
         self._commit = GroupCommit(self._sync_written, 0)
         self._codec = codec_number(None, config)
         self.recovery = RecoveryReport()
@@ -222,15 +229,11 @@ class Partition:
         self._publish(loaded.segments)
 
     def _load_writable(self, loaded: LoadedLog) -> None:
-        epochs = read_leader_epochs(self._directory)
         active = loaded.segments[-1]
         created = not self._directory.exists(segment_name(active.base_offset, ".log"))
         if created:
             self._create_log_file(active.base_offset)
-        if not epochs:
-            epochs = [(0, loaded.start_offset)]
-            write_leader_epochs(self._directory, epochs)
-        self._epoch = max(0, epochs[-1][0])
+        self._load_epochs(loaded)
         self._mark = DurableMark(self._directory)
         self._publish(loaded.segments)
         self._activate(active, loaded.contents)
@@ -245,6 +248,17 @@ class Partition:
             self._directory_changes += 1
             self._commit.wait_for(self._next_offset(), loaded.durable_offset)
         self._mark.write(self._commit.durable_offset)
+
+    def _load_epochs(self, loaded: LoadedLog) -> None:
+        epochs = self._epochs = loaded.epochs
+        # What was promised stays so, even if no record of that epoch is there (yet, or any more).
+        self._epoch = epochs.latest or 0
+        epochs.truncate_from_end(loaded.contents.next_offset)
+        epochs.truncate_from_start(loaded.start_offset)
+        if epochs.latest != self._epoch:
+            epochs.assign(self._epoch, loaded.contents.next_offset)
+        if read_leader_epochs(self._directory) != epochs.entries:
+            write_leader_epochs(self._directory, epochs.entries)
 
     def _create_log_file(self, base_offset: int) -> None:
         name = segment_name(base_offset, ".log")
@@ -502,6 +516,9 @@ class Partition:
         batches.full = []
         return batches
 
+    def _may_be_plain(self) -> bool:
+        return self._ask_time is None and not self._append_time
+
     def _write_locked(self, batches: _native.Builder) -> range:
         """Append sealed batches behind the last record; roll first if they do not fit."""
         self._finish_roll()
@@ -509,6 +526,9 @@ class Partition:
         if writer is None:
             self._refuse()
             raise AssertionError("unreachable")
+        if self._epochs.latest != self._epoch:
+            self._assign_epoch_locked(self._epoch, writer.next_offset)
+            self._plain = self._may_be_plain()
         append_time = self._time_of_append() if self._append_time else -1
         now = -1 if self._ask_time is None else self._ask_time()
         try:
@@ -791,20 +811,93 @@ class Partition:
                 )
             if start_offset <= self._start_offset:
                 return
+            self._forget_below_locked(start_offset)
+
+    def _forget_below_locked(self, start_offset: int) -> None:
+        """Raise the start, durably; then the segments wholly below it lose their names."""
+        if start_offset > self._start_offset:
             before = self._start_offset, self._version, self._recovery_point
             self._start_offset = start_offset
             self._version += 1
-            self._recovery_point = max(self._recovery_point, min(start_offset, end))
+            self._recovery_point = max(self._recovery_point, start_offset)
             try:
                 self._write_state(clean=False, sync=True)
             except BaseException:
                 self._start_offset, self._version, self._recovery_point = before
                 raise
             self._commit.raise_to(start_offset)
-            keep = max(0, bisect.bisect_right(self._view[0], start_offset) - 1)
-            dropped, kept = self._segments[:keep], self._segments[keep:]
-            self._publish(kept)
-            self._delete_segments(dropped)
+        keep = max(0, bisect.bisect_right(self._view[0], self._start_offset) - 1)
+        dropped, kept = self._segments[:keep], self._segments[keep:]
+        self._publish(kept)
+        self._delete_segments(dropped)
+        if self._epochs.truncate_from_start(self._start_offset):
+            try:
+                write_leader_epochs(self._directory, self._epochs.entries)
+            except OSError as error:  # the next open does the same to what it reads
+                log.warning("%s: could not write its leader epochs: %s", self.name, error)
+
+    def enforce(
+        self,
+        policy: RetentionPolicy | None = None,
+        *,
+        now: int | datetime.datetime | None = None,
+        dry_run: bool = False,
+    ) -> list[RetentionDecision]:
+        """Delete the oldest segments as far as a policy wants it; a decision for every segment.
+
+        Without a policy, the partition's own settings decide: ``cleanup.policy``, ``retention.ms``
+        and ``retention.bytes``.  `dry_run` deletes nothing.  Ages are judged at `now`; by default
+        at the clock's time, less what the clock may have leapt ahead: a `now` that is given is
+        believed.  Whoever is reading a deleted segment reads it to its end.
+        """
+        if policy is None:
+            policy = RetentionPolicy.of(self._config)
+        leap_ms = 0
+        if now is None:
+            now = self._clock_guard.look(self._clock.time_ms(), self._clock.monotonic())
+            leap_ms = self._clock_guard.leap_ms
+            if leap_ms:
+                log.warning("%s: the clock leapt %d ms ahead; ages are judged without that",
+                            self.name, leap_ms)  # fmt: skip
+        else:
+            now = _milliseconds(now)
+        if dry_run:
+            return self._decide(policy, now, leap_ms)
+        # What costs reading happens before the lock is taken; the answers are kept.
+        with self._lock:
+            self._next_offset()
+        self._decide(policy, now, leap_ms)
+        with self._lock:
+            end = self._next_offset()
+            decisions = self._decide(policy, now, leap_ms)
+            going = sum(decision.delete for decision in decisions)
+            if going:
+                if decisions[going - 1].roll:
+                    self._roll_locked(end)
+                first = self._segments[going].base_offset
+                self._forget_below_locked(max(first, self._start_offset))
+        for decision in decisions[:going]:
+            log.info("%s: deleted [%d, %d): %s", self.name, decision.base_offset,
+                     decision.end_offset, decision.reason)  # fmt: skip
+        return decisions
+
+    def _decide(self, policy: RetentionPolicy, now: int, leap_ms: int) -> list[RetentionDecision]:
+        """What a policy says; an age that would cost a segment is read from the log itself."""
+        while True:
+            segments = self.segments
+            try:
+                decisions = policy.plan(segments, now, start_offset=self._start_offset,
+                                        high_watermark=self.high_watermark,
+                                        leap_ms=leap_ms)  # fmt: skip
+                old = [segment for segment, decision in zip(segments, decisions, strict=True)
+                       if decision.rule == "age"]  # fmt: skip
+                before = [segment.max_timestamp for segment in old]
+                if before == [segment.confirm_max_timestamp() for segment in old]:
+                    return decisions
+            except FileNotFoundError:
+                # Deleted meanwhile, by another thread or process: there is a new list then.
+                if segments == self.segments:
+                    raise
 
     def _delete_segments(self, segments: Iterable[Segment]) -> None:
         """Readers that have a file open keep it; the name goes first, so a crash is finished."""
@@ -836,6 +929,7 @@ class Partition:
                     end_offset, start=self._start_offset, end=end, where=self.name
                 )
             if end_offset == end:
+                self._cut_epochs_locked(end)
                 return
             try:
                 self._truncate_locked(end_offset)
@@ -860,6 +954,7 @@ class Partition:
         assert self._mark is not None
         self._mark.write(last.base_offset)
         self._write_state(clean=False, sync=True)
+        self._cut_epochs_locked(end_offset)
         plan = TruncationPlan(
             last.base_offset, position, batch, tuple(segment.base_offset for segment in later)
         )
@@ -910,6 +1005,76 @@ class Partition:
         kept = _native.batch_below(raw, end_offset, decompress, codecs.compress,
                                    self._config.max_decompressed_message_bytes)  # fmt: skip
         return position, kept
+
+    # ---- leader epochs ----
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that appends carry."""
+        if self._readonly:
+            return LeaderEpochs(read_leader_epochs(self._directory)).latest or 0
+        return self._epoch
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """Which epoch started where; a copy."""
+        if self._readonly:
+            self._check_usable()
+            return LeaderEpochs(read_leader_epochs(self._directory))
+        with self._lock:
+            return LeaderEpochs(self._epochs.entries)
+
+    def become_leader(self, epoch: int) -> None:
+        """Begin an epoch: records from here on carry it.  On disk when this returns.
+
+        Raises FencedError when a higher one has begun; the same again is fine.
+        """
+        if not 0 <= epoch <= EPOCH_MAX:
+            raise ValueError(f"an epoch is an int from 0 to {EPOCH_MAX}, not {epoch!r}")
+        with self._lock:
+            end = self._next_offset()
+            if epoch < self._epoch:
+                raise FencedError(epoch, self._epoch, where=self.name)
+            if epoch > self._epoch or self._epochs.latest != epoch:
+                self._assign_epoch_locked(epoch, end)
+                self._epoch = epoch
+                self._plain = self._may_be_plain()
+
+    def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
+        """Where an epoch ended here: what a leader answers a follower that may have diverged.
+
+        The answer names the greatest epoch up to the one asked for; None when the log cannot tell.
+        """
+        with self._lock:
+            return self.leader_epochs.end_offset_for(epoch, self.end_offset)
+
+    def truncate_to_epoch(self, answer: EpochEnd) -> bool:
+        """A follower's part: cut by what the leader answered about our last epoch.
+
+        The epoch to ask for is ``leader_epochs.latest``.  False: histories still differ; ask again.
+        """
+        with self._lock:
+            cut = self._epochs.cut_for(answer, self._next_offset())
+            self.truncate(max(cut.offset, self._start_offset))
+            return cut.agreed or self._epochs.latest is None
+
+    def _assign_epoch_locked(self, epoch: int, offset: int) -> None:
+        """Write down that `epoch` starts at `offset`: before the first record that carries it."""
+        changed = LeaderEpochs(self._epochs.entries)
+        if changed.assign(epoch, offset):
+            write_leader_epochs(self._directory, changed.entries)
+            self._epochs = changed
+
+    def _cut_epochs_locked(self, end_offset: int) -> None:
+        """Forget epochs that start at or above a cut: before it is made, even if it cuts nothing.
+
+        The next append puts its own back, at the offset it then has.
+        """
+        changed = LeaderEpochs(self._epochs.entries)
+        if changed.truncate_from_end(end_offset):
+            write_leader_epochs(self._directory, changed.entries)
+            self._epochs = changed
+            self._plain = False
 
     # ---- reading ----
 
@@ -962,7 +1127,14 @@ class Partition:
         wanted = offset + end if offset < 0 else offset
         if not self._start_offset <= wanted < end:
             raise OffsetOutOfRangeError(offset, start=self._start_offset, end=end, where=self.name)
-        record = self.segment_for(wanted).get(wanted)
+        try:
+            record = self.segment_for(wanted).get(wanted)
+        except FileNotFoundError:
+            if wanted >= self.start_offset:
+                raise
+            raise OffsetOutOfRangeError(
+                offset, start=self._start_offset, end=end, where=self.name
+            ) from None
         if record is None:
             raise RecordNotFoundError(wanted, where=self.name)
         return record
@@ -1000,14 +1172,7 @@ class Partition:
 
         `when` is a datetime with a time zone, or int milliseconds since 1970.
         """
-        if isinstance(when, datetime.datetime):
-            if when.tzinfo is None:
-                raise ValueError("a datetime without a time zone is ambiguous: give it one")
-            when = round(when.timestamp() * 1000)
-        elif not isinstance(when, int):
-            raise TypeError(
-                f"a time is int milliseconds or a datetime with a time zone, not {when!r}"
-            )
+        when = _milliseconds(when)
         end, start = self.end_offset, self.start_offset
         for segment in self.segments:
             if segment.end_offset <= start:
@@ -1136,6 +1301,17 @@ class Partition:
             segment.release()
         self._warm.clear()
         self._load(None)
+
+
+def _milliseconds(when: int | datetime.datetime) -> int:
+    """A time as a person gives it, in milliseconds since 1970."""
+    if isinstance(when, datetime.datetime):
+        if when.tzinfo is None:
+            raise ValueError("a datetime without a time zone is ambiguous: give it one")
+        return round(when.timestamp() * 1000)
+    if not isinstance(when, int):
+        raise TypeError(f"a time is int milliseconds or a datetime with a time zone, not {when!r}")
+    return when
 
 
 def _after_fork_in_child() -> None:

@@ -31,7 +31,8 @@ from logstore._files import (
     boot_id,
     segment_name,
 )
-from logstore.checkpoint import DurableMark, PartitionState
+from logstore.checkpoint import DurableMark, PartitionState, read_leader_epochs
+from logstore.epochs import LeaderEpochs
 from logstore.errors import NotALogError, UnsupportedFormatError
 from logstore.segment import Segment, SegmentContents, empty_contents
 
@@ -109,6 +110,7 @@ class LoadedLog:
     version: int = 0
     lost_end: int = -1  # readonly: records up to here were durable and are gone
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
+    epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
 
 
 MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
@@ -159,10 +161,16 @@ class _Loader:
         self.report = RecoveryReport()
         self.total_bytes = 0
         self.mark = -1
+        self.epochs = LeaderEpochs()
 
     def load(self) -> LoadedLog:
         state = PartitionState.read(self.directory)
+        self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
+        epochs_known = self.epochs.latest is not None
         loaded = self.load_from(state)
+        if not epochs_known and not self.readonly:
+            self.rebuild_epochs(loaded)
+        loaded.epochs = self.epochs
         loaded.version = state.version if state else 0
         return loaded
 
@@ -339,6 +347,7 @@ class _Loader:
             last = number == len(segments) - 1
             found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
             contents = found
+            self.note_epochs(found)
             needs_roll = last and damaged_tail
             if last and not needs_roll and contents.next_offset < durable:
                 # Every batch that is left is sound, but durable ones behind them are gone.
@@ -359,6 +368,37 @@ class _Loader:
         dense_from = state.dense_from if state else 0
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
                          needs_roll=needs_roll, lost_end=lost_end)  # fmt: skip
+
+    # ---- leader epochs ----
+
+    def note_epochs(self, contents: SegmentContents) -> None:
+        """What the file is behind by: the batches of a segment that was checked tell."""
+        for epoch, offset in contents.leader_epochs:
+            if self.epochs.latest is None or epoch > self.epochs.latest:
+                self.epochs.assign(epoch, offset)
+
+    def rebuild_epochs(self, loaded: LoadedLog) -> None:
+        """The file is lost: find where the epoch changes.
+
+        Epochs only grow along the log, so a segment that starts with the same epoch as the next one
+        holds nothing else; only the others are walked.
+        """
+        self.epochs = LeaderEpochs()
+        segments = [segment for segment in loaded.segments if self.holds_batch(segment)]
+        first = [int.from_bytes(s.file.pread(16, 0)[12:], "big", signed=True) for s in segments]
+        for number, (segment, epoch) in enumerate(zip(segments, first, strict=True)):
+            if first[number + 1 : number + 2] == [epoch]:
+                if epoch >= 0 and (self.epochs.latest is None or epoch > self.epochs.latest):
+                    self.epochs.assign(epoch, segment.base_offset)
+            else:
+                self.note_epochs(segment.walk())
+            segment.release()
+
+    def holds_batch(self, segment: Segment) -> bool:
+        try:
+            return segment.size_bytes >= 61
+        except FileNotFoundError:  # one that is about to be created
+            return False
 
     def drop_empty_last(self, segments: list[Segment], first: int) -> int:
         """A roll that failed half-way may leave an empty file inside its predecessor's range."""

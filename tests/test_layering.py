@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("errors", "config", "clock", "_native", "_files", "codecs", "record", "index", "segment"),
     *("checkpoint", "epochs", "producer_state", "retention", "recovery", "commit", "scan"),
-    *("writer", "partition", "compaction", "verify", "store", "maintenance"),
+    *("writer", "partition", "compaction", "verify", "partitioner", "store", "maintenance"),
     *("transactions", "groups", "replication", "kafka", "testing", "cli"),
 )
 # `logstore/__init__.py` gathers the public names: it may import any room, and only these, which
@@ -31,7 +31,7 @@ FACADE = "logstore"
 MAY_USE_FACADE = frozenset({"testing", "cli"})
 
 CORE_ROOMS = (
-    *("status", "format", "crc32c", "io", "memory"),
+    *("status", "format", "crc32c", "murmur2", "io", "memory"),
     *("batch", "columns", "index", "segment", "offset_map", "cleaner"),
 )
 

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "crc32c.h"
+#include "murmur2.h"
 
 static struct PyModuleDef native_module;
 
@@ -122,7 +123,19 @@ static PyObject *crc32c(PyObject *Py_UNUSED(self), PyObject *args)
     return PyLong_FromUnsignedLong(crc);
 }
 
+static PyObject *murmur2(PyObject *Py_UNUSED(self), PyObject *key)
+{
+    Py_buffer data;                    /* the GIL is kept: keys are short */
+    if (PyObject_GetBuffer(key, &data, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    uint32_t hash = ls_murmur2(data.buf, (size_t)data.len);
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(hash);
+}
+
 static PyMethodDef module_functions[] = {
+    {"murmur2", murmur2, METH_O, PyDoc_STR("murmur2(key): Kafka's hash of a key, 32 bits.")},
     {"crc32c", crc32c, METH_VARARGS, PyDoc_STR("crc32c(data, crc=0): CRC-32C, continued from crc.")},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS,
      PyDoc_STR("Declares all handles of the parent process dead.")},

@@ -4,6 +4,7 @@
 #include "columns.h"
 #include "crc32c.h"
 #include "index.h"
+#include "murmur2.h"
 #include "sample.h"
 
 /* ---- varints ---- */
@@ -767,6 +768,27 @@ static void entries_grow_and_can_be_replaced(void)
     ls_index_tracker_free(&tracker);
 }
 
+/* ---- murmur2 ---- */
+
+static void murmur2_gives_the_values_of_kafkas_own_tests(void)
+{
+    struct {
+        const char *key;
+        int32_t hash;
+    } known[] = {
+        {"21", -973932308},
+        {"foobar", -790332482},
+        {"a-little-bit-long-string", -985981536},
+        {"a-little-bit-longer-string", -1486304829},
+        {"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971},
+        {"abc", 479470107},
+        {"", 275646681},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        CHECK(ls_murmur2(known[i].key, strlen(known[i].key)) == (uint32_t)known[i].hash);
+    }
+}
+
 int main(void)
 {
     void (*tests[])(void) = {
@@ -775,6 +797,7 @@ int main(void)
         crc_has_the_published_check_value,
         crc_equals_the_bitwise_sum_at_any_size_and_alignment,
         crc_of_two_parts_is_the_crc_of_the_whole,
+        murmur2_gives_the_values_of_kafkas_own_tests,
         what_the_builder_writes_the_walker_reads,
         values_of_every_size_are_copied_whole,
         timestamps_may_lie_anywhere_in_64_bits,

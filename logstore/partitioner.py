@@ -1,0 +1,72 @@
+"""Partitioner: which partition of a topic a record goes to.
+
+A key always leads to the same partition, the one a Java client would choose, as long as the number
+of partitions stays.  Without a key, records stay with one partition for a batch's worth of bytes and
+then move on at random, so that batches are large and all partitions get their share.
+
+A partitioner is any callable of (key, value, number of partitions).  It is not stored: whoever opens
+the topic for writing says again which one to use.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from logstore._native import murmur2
+
+__all__ = ["KeyPartitioner", "Partitioner", "partition_for_key"]
+
+BATCH_BYTES = 16_384  # what Kafka's producer collects before it changes the partition
+
+
+class Partitioner(Protocol):
+    """What chooses a partition."""
+
+    def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
+        """A number from 0 to `partitions` - 1."""
+
+
+def partition_for_key(key: bytes, partitions: int) -> int:
+    """Kafka's choice for a key.
+
+    >>> partition_for_key(b"foobar", 1000)
+    166
+    """
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+class KeyPartitioner:
+    """The default: by the key's hash, as Kafka's Java client; without a key, sticky.
+
+    `seed` makes the choices without a key repeatable.  Threads may share one: a race costs at most
+    a change of partition a record early or late.
+    """
+
+    def __init__(self, *, batch_bytes: int = BATCH_BYTES, seed: int | None = None) -> None:
+        if batch_bytes <= 0:
+            raise ValueError(f"batch_bytes must be positive, not {batch_bytes}")
+        self._batch_bytes = batch_bytes
+        self._random = random.Random(seed)
+        self._current = -1
+        self._left = 0
+
+    def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
+        if key is not None:
+            return (murmur2(key) & 0x7FFFFFFF) % partitions
+        if self._left <= 0 or self._current >= partitions:
+            self._move(partitions)
+        self._left -= 1 if value is None else max(1, len(value))
+        return self._current
+
+    def _move(self, partitions: int) -> None:
+        """To any other partition, if there is one."""
+        previous = self._current
+        if 0 <= previous < partitions and partitions > 1:
+            self._current = (previous + 1 + self._random.randrange(partitions - 1)) % partitions
+        else:
+            self._current = self._random.randrange(partitions)
+        self._left = self._batch_bytes
+
+    def __repr__(self) -> str:
+        return f"KeyPartitioner(batch_bytes={self._batch_bytes})"

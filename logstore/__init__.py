@@ -26,15 +26,20 @@ from logstore.errors import (
     ReadOnlyError,
     RecordNotFoundError,
     RecordTooLargeError,
+    TopicExistsError,
+    UnknownTopicError,
     UnsupportedFormatError,
 )
 from logstore.index import OffsetIndex, TimeIndex
 from logstore.partition import Partition
+from logstore.partitioner import KeyPartitioner, Partitioner
 from logstore.record import BytesColumn, Columns, Record
 from logstore.recovery import Damage, RecoveryReport, TornTail
 from logstore.retention import RetentionDecision, RetentionPolicy
 from logstore.scan import Scan, Skipped
 from logstore.segment import Segment
+from logstore.store import Store, StoreRecovery, open
+from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
 from logstore.writer import Writer
 
 __version__ = "0.1.0"
@@ -56,6 +61,7 @@ __all__ = [
     "InvalidNameError",
     "InvalidRecordError",
     "LeaderEpochs",
+    "KeyPartitioner",
     "LockedError",
     "LogStoreError",
     "ManualClock",
@@ -64,6 +70,9 @@ __all__ = [
     "OffsetOutOfRangeError",
     "Partition",
     "PartitionConfig",
+    "PartitionDescription",
+    "Partitioner",
+    "Position",
     "ReadOnlyError",
     "Record",
     "RecordNotFoundError",
@@ -74,9 +83,16 @@ __all__ = [
     "Scan",
     "Segment",
     "Skipped",
+    "Store",
+    "StoreRecovery",
     "SystemClock",
     "TimeIndex",
+    "Topic",
+    "TopicDescription",
+    "TopicExistsError",
     "TornTail",
+    "UnknownTopicError",
     "UnsupportedFormatError",
     "Writer",
+    "open",
 ]

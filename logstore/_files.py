@@ -241,39 +241,63 @@ class DirectoryLock:
 
     The lock of a partition also takes part in the lock of its parent, when there is one: shared, so
     that several partitions can be open at once, yet a broker or store that owns the whole
-    directory is kept out.
+    directory is kept out.  ``root=True`` is that of such a store: it alone may write anywhere
+    below, and `created` tells that nobody before it could have noticed.
     """
 
     NAME = ".lock"
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, *, root: bool = False) -> None:
         self._fds: list[int] = []
+        self._root: DirectoryLock | None = None  # kept alive by those who share it
+        self.created = root and not directory.exists(self.NAME)
         try:
             fd = self._acquire(directory, fcntl.F_WRLCK, create=True)
             with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()} {boot_id()}\n".encode(), 0)
-            parent = Directory(directory.path.absolute().parent)
-            try:
-                if parent.exists(self.NAME):
-                    self._acquire(parent, fcntl.F_RDLCK, create=False)
-            finally:
-                parent.close()
+            if not root:
+                self._take_part(directory.path.absolute().parent)
         except BaseException:
             self.release()
             raise
+
+    def _take_part(self, path: Path) -> None:
+        parent = Directory(path)
+        try:
+            if parent.exists(self.NAME):
+                self._acquire(parent, fcntl.F_RDLCK, create=False)
+        finally:
+            parent.close()
+
+    def share(self, directory: Directory) -> DirectoryLock:
+        """For a partition below a root that this lock is for: the root's lock serves it, too.
+
+        Raises LockedError when someone holds the partition's own lock, taken before there was a
+        root to lock.
+        """
+        shared = DirectoryLock.__new__(DirectoryLock)
+        shared._fds, shared._root, shared.created = [], self, False
+        if self.created and directory.exists(self.NAME):
+            try:
+                shared._acquire(directory, fcntl.F_WRLCK, create=False)
+            except BaseException:
+                shared.release()
+                raise
+        return shared
 
     def _acquire(self, directory: Directory, kind: int, *, create: bool) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         fd = os.open(self.NAME, flags, 0o600, dir_fd=directory.fd)
         self._fds.append(fd)
         if not _set_lock(fd, kind):
-            pid, holder = _holder(os.pread(fd, 256, 0))
+            pid, holder = _holder(fd)
             raise LockedError(directory.path / self.NAME, pid=pid, holder=holder)
         return fd
 
     def release(self) -> None:
         """Give the lock back; closing the file is what does it."""
+        self._root = None
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)
@@ -282,11 +306,18 @@ class DirectoryLock:
         self.release()
 
 
-def _holder(content: bytes) -> tuple[int | None, str]:
-    words = content.split()
-    if not words or not words[0].isdigit():
-        return None, ""
-    pid = int(words[0])
+def _holder(fd: int) -> tuple[int | None, str]:
+    """Process and command of whoever holds a lock: the kernel knows a broker, the file us."""
+    pid = -1
+    if _OFD_SETLK is not None:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[4]
+    if pid <= 0:  # an open-file-description lock has no process
+        words = os.pread(fd, 256, 0).split()
+        if not words or not words[0].isdigit():
+            return None, ""
+        pid = int(words[0])
     command = ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         command = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""Small files beside the log: the partition's own state, the durable mark, leader epochs.
+"""Small files beside the log: the partition's own state, the durable mark, Kafka's text files.
 
 ``logstore.state`` and ``logstore.durable`` are ours; Kafka ignores them.  The first is replaced
 atomically and says how the log was left; the second is overwritten in place after every fsync and
@@ -9,15 +9,32 @@ recovery, never a record.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
+import logging
+import re
 import struct
+import uuid
+from collections.abc import Mapping
 
 from logstore import _native
 from logstore._files import Directory
+from logstore.errors import NotALogError
 
-__all__ = ["DurableMark", "PartitionState", "read_leader_epochs", "write_leader_epochs"]
+__all__ = [
+    "DurableMark",
+    "PartitionState",
+    "read_leader_epochs",
+    "read_offsets",
+    "read_topic_id",
+    "topic_id_text",
+    "write_leader_epochs",
+    "write_offsets",
+]
+
+log = logging.getLogger("logstore.checkpoint")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +56,30 @@ class PartitionState:
 
     NAME = "logstore.state"
 
-    def write(self, directory: Directory, *, sync: bool = True) -> None:
+    @classmethod
+    def of_new(cls) -> PartitionState:
+        """Of a partition that is made complete, with an empty segment at offset 0."""
+        return cls(
+            clean=True,
+            version=0,
+            boot="",
+            recovery_point=0,
+            start_offset=0,
+            end_offset=0,
+            dense_from=0,
+            segments=1,
+            active_base=0,
+            active_bytes=0,
+            active_indexes_crc=_native.crc32c(b""),
+            first_timestamp=-1,
+        )
+
+    def encode(self) -> bytes:
         body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
-        directory.replace(self.NAME, b"%08x %b\n" % (_native.crc32c(body), body), sync=sync)
+        return b"%08x %b\n" % (_native.crc32c(body), body)
+
+    def write(self, directory: Directory, *, sync: bool = True) -> None:
+        directory.replace(self.NAME, self.encode(), sync=sync)
 
     @classmethod
     def read(cls, directory: Directory) -> PartitionState | None:
@@ -111,3 +149,98 @@ def write_leader_epochs(directory: Directory, epochs: list[tuple[int, int]]) -> 
     """Kafka's text form: version, count, one pair a line."""
     lines = ["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]
     directory.replace(LEADER_EPOCHS, ("\n".join(lines) + "\n").encode())
+
+
+# ---- offsets of many partitions, at the root of a store ----
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+START_OFFSETS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+
+TopicPartition = tuple[str, int]
+
+
+def read_offsets(directory: Directory, name: str) -> dict[TopicPartition, int]:
+    """The offsets of a root checkpoint by (topic, partition).
+
+    One that is missing or cannot be read says nothing: that costs a longer recovery, never a
+    record, and must not keep anyone from opening.
+    """
+    try:
+        lines = directory.read(name, 1 << 26).decode("utf-8").split("\n")
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        log.warning("%s is not text (%s): ignored", directory.path / name, error)
+        return {}
+    if not any(line.strip() for line in lines[1:]):
+        return {}
+    try:
+        rows = [line.split() for line in lines[2:] if line.strip()]
+        offsets = {(topic, int(number)): int(offset) for topic, number, offset in rows}
+        if (
+            lines[0].strip() != "0"
+            or len(rows) != int(lines[1])
+            or min(offsets.values(), default=0) < 0
+        ):
+            raise ValueError(f"version {lines[0]!r}, {len(rows)} rows of {lines[1]!r}")
+    except ValueError as error:
+        log.warning("%s cannot be read (%s): ignored", directory.path / name, error)
+        return {}
+    return offsets
+
+
+def write_offsets(
+    directory: Directory, name: str, offsets: Mapping[TopicPartition, int], *, sync: bool = True
+) -> None:
+    """Kafka's text form: version, count, ``topic partition offset`` lines; replaced atomically."""
+    rows = [f"{topic} {number} {offset}" for (topic, number), offset in sorted(offsets.items())]
+    directory.replace(name, ("\n".join(["0", str(len(rows)), *rows]) + "\n").encode(), sync=sync)
+
+
+# ---- the identity of a topic, in each of its partitions ----
+
+PARTITION_METADATA = "partition.metadata"
+
+
+def uuid_text(number: uuid.UUID) -> str:
+    """Kafka's spelling: URL-safe base64 of the 16 bytes, without padding."""
+    return base64.urlsafe_b64encode(number.bytes).rstrip(b"=").decode()
+
+
+def parse_uuid(text: str) -> uuid.UUID:
+    """The reverse of `uuid_text`; ValueError for anything else."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
+        raise ValueError(f"{text!r} is not an id: 22 characters of base64")
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+
+
+def new_uuid() -> uuid.UUID:
+    """A random id; as in Kafka its text never starts with a dash."""
+    while uuid_text(number := uuid.uuid4()).startswith("-"):
+        pass
+    return number
+
+
+def read_topic_id(directory: Directory) -> uuid.UUID | None:
+    """The id of the topic that a partition directory belongs to; None when it has none."""
+    try:
+        text = directory.read(PARTITION_METADATA, 4096).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    try:
+        number = parse_uuid(fields["topic_id"].strip())
+        if int(fields["version"]) < 0 or not number.int:
+            raise ValueError("a version below 0, or an id of zeros")
+    except (KeyError, ValueError) as error:
+        raise NotALogError(
+            f"{directory.path / PARTITION_METADATA} does not name a topic: {error}"
+        ) from None
+    return number
+
+
+def topic_id_text(number: uuid.UUID) -> bytes:
+    """Two lines, no newline behind the second: as a broker writes it."""
+    return f"version: 0\ntopic_id: {uuid_text(number)}".encode()

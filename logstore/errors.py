@@ -13,6 +13,8 @@
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
       FencedError                 ValueError     someone with a higher epoch has taken over
       CorruptLogError             ValueError     bytes that cannot be what was written
+      UnknownTopicError           KeyError       no such topic in the store
+      TopicExistsError            ValueError     a topic of that name is there already
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
@@ -43,6 +45,8 @@ __all__ = [
     "ReadOnlyError",
     "RecordNotFoundError",
     "RecordTooLargeError",
+    "TopicExistsError",
+    "UnknownTopicError",
     "UnsupportedFormatError",
 ]
 
@@ -154,6 +158,29 @@ class CorruptLogError(LogStoreError, ValueError):
     def offsets(self) -> range:
         """The offsets that cannot be read."""
         return range(self.start_offset, self.end_offset)
+
+
+class UnknownTopicError(LogStoreError, KeyError):
+    """No topic has that name: ``.topic``, and those that look alike in ``.near``."""
+
+    def __init__(self, topic: object, *, near: tuple[str, ...] = (), where: str = "") -> None:
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        super().__init__(f"no topic {topic!r} in {where or 'the store'}{hint}")
+        self.topic = topic
+        self.near = near
+
+    def __str__(self) -> str:  # KeyError would show the message's repr
+        return str(self.args[0])
+
+
+class TopicExistsError(LogStoreError, ValueError):
+    """A topic of that name is there already: ``.topic``."""
+
+    def __init__(self, topic: str, *, where: str = "") -> None:
+        super().__init__(
+            f"topic {topic!r} exists in {where or 'the store'}: exist_ok=True takes it as it is"
+        )
+        self.topic = topic
 
 
 class LockedError(LogStoreError, OSError):

@@ -62,6 +62,7 @@ from logstore.errors import (
 from logstore.record import Record
 from logstore.recovery import (
     TRUNCATION_PLAN,
+    Claims,
     LoadedLog,
     RecoveryProgress,
     RecoveryReport,
@@ -146,6 +147,9 @@ class Partition:
         self._mark: DurableMark | None = None
         self._mark_due = 0.0
         self._writer: _native.SegmentWriter | None = None
+        # Of a store: what was loaded, until the first change makes it a log that is written.
+        self._asleep: LoadedLog | None = None
+        self._claims: Claims | None = None
         # What readers use, replaced as one: base offsets, and the segments that have them.
         self._view: tuple[list[int], tuple[Segment, ...]] = ([], ())
         # A roll that an interrupt may have stopped half-way: finished by whoever comes next.
@@ -201,13 +205,46 @@ class Partition:
         _open_partitions.add(self)
         return self
 
+    @classmethod
+    def open_in_store(
+        cls,
+        path: Path,
+        *,
+        lock: DirectoryLock | None,
+        durability: str,
+        config: PartitionConfig,
+        clock: Clock | None,
+        claims: Claims,
+        progress: RecoveryProgress | None = None,
+    ) -> Partition:
+        """A partition of a Store, which holds `lock` on the directory above; None is readonly.
+
+        One that was closed cleanly sleeps until its first change: it holds one descriptor, and its
+        files stay as they are.
+        """
+        self = cls(Directory(path), readonly=lock is None, durability=durability, config=config,
+                   clock=clock)  # fmt: skip
+        try:
+            self._claims = claims
+            self._owner = None if lock is None else lock.share(self._directory)
+            self._load(progress)
+        except BaseException:
+            self._drop()
+            raise
+        _open_partitions.add(self)
+        return self
+
     def _make_segment(self, base_offset: int, dense: bool) -> Segment:
         return Segment(self._directory, base_offset, topic=self.topic, number=self.number,
                        config=self._config, dense=dense)  # fmt: skip
 
     def _load(self, progress: RecoveryProgress | None) -> None:
         loaded = load(
-            self._directory, self._make_segment, readonly=self._readonly, progress=progress
+            self._directory,
+            self._make_segment,
+            readonly=self._readonly,
+            progress=progress,
+            claims=self._claims,
         )
         self.recovery = loaded.report
         self._start_offset = loaded.start_offset
@@ -216,8 +253,26 @@ class Partition:
         self._recovery_point = loaded.recovery_point
         if self._readonly:
             self._load_readonly(loaded)
+        elif self._claims is not None and loaded.untouched:
+            self._asleep = loaded
+            self._epochs, self._epoch = loaded.epochs, loaded.epochs.latest or 0
+            loaded.segments[-1].seen_end_offset = loaded.contents.next_offset
+            self._commit.durable_offset = loaded.durable_offset
+            self._publish(loaded.segments)
         else:
             self._load_writable(loaded)
+
+    def _wake_up(self) -> None:
+        """Make a sleeping log one that can be changed; for someone who holds the lock."""
+        self._check_usable()
+        loaded, self._asleep = self._asleep, None
+        assert loaded is not None
+        try:
+            self._load_writable(loaded)
+        except BaseException:
+            # Nothing was appended: the files are as they were, or look like after a crash.
+            self._writer, self._asleep = None, loaded
+            raise
 
     def _load_readonly(self, loaded: LoadedLog) -> None:
         active = loaded.segments[-1]
@@ -347,8 +402,16 @@ class Partition:
         self._recovery_point = end
         self._write_state(clean=True, sync=True)
 
+    def discard(self) -> None:
+        """Close without writing anything: for a store that deletes it or has failed."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+        self._wake_followers()
+
     def _drop(self) -> None:
         """Close all descriptors; nothing is written."""
+        self._asleep = None
         self._writer = None
         for segment in self._segments:
             if segment._file is not None:
@@ -435,6 +498,16 @@ class Partition:
         return self._durability
 
     @property
+    def failure(self) -> BaseException | None:
+        """What ended appending through this handle; None while all is well."""
+        return self._failure
+
+    @property
+    def asleep(self) -> bool:
+        """Whether its files are still as a clean close left them.  Only in a store."""
+        return self._asleep is not None
+
+    @property
     def start_offset(self) -> int:
         """The first offset that can be read."""
         if self._readonly:
@@ -479,6 +552,8 @@ class Partition:
     def _next_offset(self) -> int:
         """The end, for someone who means to change the log and holds the lock."""
         self._finish_roll()
+        if self._asleep is not None:
+            self._wake_up()
         if self._writer is None:
             self._refuse()
         return cast(_native.SegmentWriter, self._writer).next_offset
@@ -522,6 +597,8 @@ class Partition:
     def _write_locked(self, batches: _native.Builder) -> range:
         """Append sealed batches behind the last record; roll first if they do not fit."""
         self._finish_roll()
+        if self._asleep is not None:
+            self._wake_up()
         writer = self._writer
         if writer is None:
             self._refuse()
@@ -576,8 +653,9 @@ class Partition:
         DiskFullError with nothing appended; IndeterminateAppendError when it cannot be known.
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
+        spare = self._spare  # this list, even when other settings bring a new one
         try:
-            batches = self._spare.pop()
+            batches = spare.pop()
         except IndexError:
             batches = self._batches()
         batches.append(value, key=key, headers=headers, timestamp=timestamp)
@@ -596,7 +674,7 @@ class Partition:
                     or writer.append(batches, self._epoch, -1, -1) < 0
                 ):
                     first = self._write_locked(batches).start
-            self._spare.append(batches)
+            spare.append(batches)
             if self._followers:
                 self._wake_followers()
             if fsync:
@@ -619,6 +697,7 @@ class Partition:
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
         self._check_usable()
+        spare = self._spare
         batches = self._batches()
         batches.extend(records)
         pieces = [*batches.full, batches]
@@ -632,7 +711,7 @@ class Partition:
                 for piece in pieces:
                     self._write_locked(piece)
             batches.full.clear()
-            self._spare.append(batches)
+            spare.append(batches)
             if fsync and total:
                 self._commit.wait_for(first + total, first)
         except KeyboardInterrupt as interrupt:
@@ -693,6 +772,9 @@ class Partition:
     def sync(self) -> None:
         """Make all records so far durable, whatever their durability level was."""
         with self._lock:
+            if self._asleep is not None:
+                self._check_usable()
+                return  # as durable as a clean close left it
             end = self._next_offset()
             self._segments[-1].flush_indexes()
         self._commit.wait_for(end, self._commit.durable_offset)
@@ -739,6 +821,25 @@ class Partition:
         except OSError as error:
             self._recovery_point = before
             log.warning("%s: could not write down what is durable: %s", self.name, error)
+
+    # ---- settings ----
+
+    def reconfigure(self, config: PartitionConfig) -> None:
+        """Take over other settings; a change of segment or index settings starts a new segment.
+
+        Writers that were made before keep theirs.
+        """
+        with self._lock:
+            self._check_usable()
+            before, self._config = self._config, config
+            self._append_time = config.message_timestamp_type == "LogAppendTime"
+            self._codec = codec_number(None, config)
+            self._spare = []  # builders hold limits and codec
+            self._plain = self._ask_time is None and not self._append_time and self._failure is None
+            for segment in self._segments:
+                segment.config = config
+            if self._writer is not None and _layout(before) != _layout(config):
+                self.roll()
 
     # ---- rolling and cutting ----
 
@@ -1312,6 +1413,17 @@ def _milliseconds(when: int | datetime.datetime) -> int:
     if not isinstance(when, int):
         raise TypeError(f"a time is int milliseconds or a datetime with a time zone, not {when!r}")
     return when
+
+
+def _layout(config: PartitionConfig) -> tuple[int, ...]:
+    """What an active segment is laid out by."""
+    return (
+        config.segment_bytes,
+        config.segment_ms,
+        config.segment_jitter_ms,
+        config.segment_index_bytes,
+        config.index_interval_bytes,
+    )
 
 
 def _after_fork_in_child() -> None:

@@ -1,11 +1,11 @@
 """Partitioner: which partition of a topic a record goes to.
 
 A key always leads to the same partition, the one a Java client would choose, as long as the number
-of partitions stays.  Without a key, records stay with one partition for a batch's worth of bytes and
-then move on at random, so that batches are large and all partitions get their share.
+of partitions stays.  Without a key, records stay with one partition for a batch's worth of bytes
+and then move on at random, so that batches are large and all partitions get their share.
 
-A partitioner is any callable of (key, value, number of partitions).  It is not stored: whoever opens
-the topic for writing says again which one to use.
+A partitioner is any callable of (key, value, number of partitions).  It is not stored: whoever
+opens the store for writing says again which one to use.
 """
 
 from __future__ import annotations

@@ -111,9 +111,38 @@ class LoadedLog:
     lost_end: int = -1  # readonly: records up to here were durable and are gone
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
+    untouched: bool = False  # as a clean close left it: nothing has to be written yet
 
 
 MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claims:
+    """What the root's checkpoints say of a partition: believed where it has no state of its own.
+
+    A broker keeps these and no state; `only`: a broker came after whoever wrote the state.
+    """
+
+    recovery_point: int = 0
+    start_offset: int = 0
+    only: bool = False
+
+    def as_state(self, version: int) -> PartitionState:
+        return PartitionState(
+            clean=False,
+            version=version,
+            boot="",
+            recovery_point=self.recovery_point,
+            start_offset=self.start_offset,
+            end_offset=0,
+            dense_from=1 << 62,
+            segments=0,
+            active_base=0,
+            active_bytes=0,
+            active_indexes_crc=0,
+            first_timestamp=-1,
+        )
 
 
 def refuse_foreign(directory: Directory) -> None:
@@ -138,12 +167,13 @@ def load(
     *,
     readonly: bool,
     progress: RecoveryProgress | None = None,
+    claims: Claims | None = None,
 ) -> LoadedLog:
     """Open the segments of a partition directory, repairing what a crash left behind.
 
     With `readonly`, nothing is written: what would be cut is only left out of sight.
     """
-    return _Loader(directory, make_segment, readonly, progress).load()
+    return _Loader(directory, make_segment, readonly, progress, claims).load()
 
 
 class _Loader:
@@ -153,7 +183,10 @@ class _Loader:
         make_segment: MakeSegment,
         readonly: bool,
         progress: RecoveryProgress | None,
+        claims: Claims | None,
     ) -> None:
+        self.claims = claims
+        self.own_state = True  # the state is the partition's own, not made from claims
         self.directory = directory
         self.make_segment = make_segment
         self.readonly = readonly
@@ -164,9 +197,14 @@ class _Loader:
         self.epochs = LeaderEpochs()
 
     def load(self) -> LoadedLog:
+        # Before the listing: beside a writer the files may be ahead of the mark, never behind it.
+        self.mark = DurableMark.read(self.directory)
         state = PartitionState.read(self.directory)
         self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
         epochs_known = self.epochs.latest is not None
+        if self.claims is not None and (state is None or self.claims.only):
+            self.own_state, self.mark = False, -1
+            state = self.claims.as_state(state.version if state else 0)
         loaded = self.load_from(state)
         if not epochs_known and not self.readonly:
             self.rebuild_epochs(loaded)
@@ -175,8 +213,6 @@ class _Loader:
         return loaded
 
     def load_from(self, state: PartitionState | None) -> LoadedLog:
-        # Before the listing: beside a writer the files may be ahead of the mark, never behind it.
-        self.mark = DurableMark.read(self.directory)
         names = self.directory.names()
         while self.readonly and sorted(names) != sorted(again := self.directory.names()):
             names = again  # a listing that races with a roll may miss a name
@@ -199,10 +235,11 @@ class _Loader:
         start = max(bases[0], state.start_offset if state else 0)
         if state is not None and state.clean and self.matches(state, segments):
             loaded = self.load_clean(state, segments, set(names))
+            loaded.untouched = not self.report.removed
         else:
             loaded = self.load_unclean(state, segments)
         loaded.start_offset = start
-        if state is None:
+        if state is None or not self.own_state:
             loaded.dense_from = loaded.contents.next_offset
         if loaded.contents.next_offset < start:
             return self.restart_at(start, loaded)
@@ -314,7 +351,7 @@ class _Loader:
 
     def load_unclean(self, state: PartitionState | None, segments: list[Segment]) -> LoadedLog:
         self.report.clean = False
-        if state is not None and state.start_offset < segments[0].base_offset:
+        if state is not None and self.own_state and state.start_offset < segments[0].base_offset:
             self.report.damage.append(
                 Damage(
                     segments[0].path,
@@ -349,7 +386,7 @@ class _Loader:
             contents = found
             self.note_epochs(found)
             needs_roll = last and damaged_tail
-            if last and not needs_roll and contents.next_offset < durable:
+            if last and not needs_roll and contents.next_offset < durable and self.own_state:
                 # Every batch that is left is sound, but durable ones behind them are gone.
                 lost = dataclasses.replace(contents, reason="the file ends before its records do")
                 self.note_damage(segment, lost, contents.position, durable)

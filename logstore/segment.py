@@ -107,7 +107,7 @@ class Segment:
         self.base_offset = base_offset
         self._topic = topic
         self._number = number
-        self._config = config
+        self.config = config
         self._dense = dense  # whether a missing offset is damage
         self._file: _native.File | None = None
         self._offset_index: OffsetIndex | None = None
@@ -169,7 +169,7 @@ class Segment:
     @property
     def offset_index(self) -> OffsetIndex:
         """Offset to position.  A snapshot while the segment is active."""
-        most = self._config.segment_index_bytes
+        most = self.config.segment_index_bytes
         if self.writer is not None:
             return OffsetIndex(self.base_offset, self.writer.offset_entries(), max_bytes=most)
         index = self._offset_index  # once: another thread may release it
@@ -178,7 +178,7 @@ class Segment:
     @property
     def time_index(self) -> TimeIndex:
         """Timestamp to offset.  A snapshot while the segment is active."""
-        most = self._config.segment_index_bytes
+        most = self.config.segment_index_bytes
         if self.writer is not None:
             return TimeIndex(self.base_offset, self.writer.time_entries(), max_bytes=most)
         index = self._time_index
@@ -216,7 +216,7 @@ class Segment:
             self._topic,
             self._number,
             decompress,
-            self._config.max_decompressed_message_bytes,
+            self.config.max_decompressed_message_bytes,
         )
 
     def get(self, offset: int) -> Record | None:
@@ -230,7 +230,7 @@ class Segment:
                 self._topic,
                 self._number,
                 decompress,
-                self._config.max_decompressed_message_bytes,
+                self.config.max_decompressed_message_bytes,
             )
         except ValueError as error:
             if not isinstance(error, CorruptLogError | UnsupportedFormatError | codecs.CodecError):
@@ -280,7 +280,7 @@ class Segment:
         ) and all(ts >= 0 and self.base_offset <= at for ts, at in entries[:1])
         if not in_order or (entries and not self._is_reached_at(*entries[-1])) or not entries:
             contents = self.walk()
-            most = self._config.segment_index_bytes
+            most = self.config.segment_index_bytes
             self._time_index = TimeIndex(
                 self.base_offset, self.final_times(contents), max_bytes=most
             )
@@ -348,14 +348,14 @@ class Segment:
                 position,
                 file.size() if limit is None else limit,
                 self.base_offset if next_offset is None else next_offset,
-                self._config.index_interval_bytes,
+                self.config.index_interval_bytes,
                 self._dense,
                 progress,
             )
         )
 
     def _load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        most = self._config.segment_index_bytes
+        most = self.config.segment_index_bytes
         try:
             bound = max(most, 16 << 20)
             offsets = self._directory.read(segment_name(self.base_offset, ".index"), bound)
@@ -426,10 +426,10 @@ class Segment:
             file,
             base_offset=self.base_offset,
             next_offset=contents.next_offset,
-            interval_bytes=self._config.index_interval_bytes,
-            segment_bytes=self._config.segment_bytes,
-            segment_ms=max(0, self._config.segment_ms - jitter_ms),
-            index_bytes=self._config.segment_index_bytes,
+            interval_bytes=self.config.index_interval_bytes,
+            segment_bytes=self.config.segment_bytes,
+            segment_ms=max(0, self.config.segment_ms - jitter_ms),
+            index_bytes=self.config.segment_index_bytes,
             created_ms=now_ms,
             offsets=contents.offsets,
             times=contents.times,

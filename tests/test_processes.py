@@ -93,7 +93,7 @@ def test_a_lock_on_the_whole_directory_keeps_partitions_out(tmp_path: Path) -> N
     broker = start(script, tmp_path / ".lock")
     assert broker.stdout is not None
     assert broker.stdout.readline() == "ready\n"
-    with pytest.raises(LockedError, match="Kafka broker"):
+    with pytest.raises(LockedError, match=f"locked by process {broker.pid}"):
         Partition.open(tmp_path / "orders-0")
     broker.communicate("")
     with Partition.open(tmp_path / "orders-0"), Partition.open(tmp_path / "orders-1"):

@@ -28,7 +28,9 @@ NAMES = {
     *("IndeterminateAppendError", "InterruptedAppendError", "InvalidNameError"),
     *("InvalidRecordError", "LockedError", "LogStoreError", "NotALogError"),
     *("OffsetOutOfRangeError", "ReadOnlyError", "RecordNotFoundError", "RecordTooLargeError"),
-    "UnsupportedFormatError",
+    *("TopicExistsError", "UnknownTopicError", "UnsupportedFormatError"),
+    *("Position", "Store", "StoreRecovery", "Topic", "open"),
+    *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
 }
 
 SIGNATURES = [
@@ -108,6 +110,8 @@ CAUGHT_AS = {
     "ReadOnlyError": ValueError,
     "RecordNotFoundError": LookupError,
     "RecordTooLargeError": ValueError,
+    "TopicExistsError": ValueError,
+    "UnknownTopicError": KeyError,
     "UnsupportedFormatError": ValueError,
 }
 

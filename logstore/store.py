@@ -1,0 +1,847 @@
+"""Store: a directory of topics, laid out as a broker's log directory, with one owner at a time.
+
+``logstore.open(path)`` opens one.  It maps names to Topics; a Topic is a sequence of Partitions.
+
+After a clean shutdown nothing but the root is read: a partition is opened when it is first used,
+and its files stay as they are until it is first changed.  After anything else every partition is
+recovered before `open` returns, several at a time.
+
+Invariant: whatever the root claims of its partitions (recovery points, the marker of a clean
+shutdown) was true of the files before it was written, and the marker goes before anything changes.
+
+Threads share a Store and its Topics freely.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import difflib
+import functools
+import logging
+import os
+import resource
+import threading
+import time
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from logstore._files import Directory, DirectoryLock, segment_name
+from logstore.checkpoint import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LEADER_EPOCHS,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+    START_OFFSETS,
+    DurableMark,
+    PartitionState,
+    TopicPartition,
+    new_uuid,
+    read_offsets,
+    read_topic_id,
+    topic_id_text,
+    write_offsets,
+)
+from logstore.clock import Clock
+from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.errors import (
+    ClosedError,
+    CorruptLogError,
+    ForkedHandleError,
+    LockedError,
+    LogStoreError,
+    NotALogError,
+    ReadOnlyError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from logstore.partition import Partition
+from logstore.partitioner import KeyPartitioner, Partitioner
+from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
+from logstore.root import (
+    Catalogue,
+    CleanShutdown,
+    NodeIdentity,
+    TopicEntry,
+    is_deleted,
+    partition_directories,
+)
+from logstore.topic import Topic, TopicDescription, check_topic_name
+
+__all__ = ["Store", "StoreRecovery", "open"]
+
+log = logging.getLogger("logstore.store")
+
+PARTITIONS_MAX = 1 << 16
+RECOVERY_THREADS = min(8, 2 * (os.cpu_count() or 1))
+FILES_PER_PARTITION = 4  # descriptors of one that is written: directory, log, mark, one to spare
+FILES_RESERVED = 128  # for everything else in the process
+SETTLED_NS = 1_000_000_000  # a directory's time that is older than this tells of every change
+
+CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+@dataclasses.dataclass(slots=True)
+class StoreRecovery:
+    """What opening found.  ``store.recovery``.
+
+    `partitions`: the report of each that had to be checked; `failed`: those that could not be
+    opened, and why.  Using one of these raises that error; all others can be used.
+    """
+
+    clean: bool = True
+    partitions: dict[str, RecoveryReport] = dataclasses.field(default_factory=dict)
+    failed: dict[str, BaseException] = dataclasses.field(default_factory=dict)
+    removed: list[str] = dataclasses.field(default_factory=list)  # creations and deletions undone
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    readonly: bool = False,
+    create: bool = True,
+    durability: str = "fsync",
+    config: PartitionConfig | Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+    partitioner: Partitioner | None = None,
+    progress: RecoveryProgress | None = None,
+) -> Store:
+    """Open a directory of topics, creating it if it is missing.
+
+    `config` is what topics without a setting of their own use; like `partitioner`, which chooses
+    partitions for all topics, it is not stored.  `progress` is called with (bytes checked, bytes
+    found so far) while partitions are recovered after a crash, from several threads.
+
+    Raises LockedError when another process, store, partition or broker writes there,
+    FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
+    holds something else.
+    """
+    return Store._open(Path(path), readonly=readonly, create=create, durability=durability,
+                       config=config, clock=clock, partitioner=partitioner,
+                       progress=progress)  # fmt: skip
+
+
+class Store(Mapping[str, Topic]):
+    """A directory of topics.  Open one with `logstore.open`; ``with`` closes it.
+
+    ``store["orders"]`` is a Topic; iterating gives the names.  One process may have it open for
+    writing, any number with ``readonly=True``: these see new topics, partitions and records.
+    """
+
+    def __init__(self, directory: Directory, *, readonly: bool, durability: str,
+                 config: PartitionConfig, clock: Clock | None,
+                 partitioner: Partitioner | None) -> None:  # fmt: skip
+        """Use `logstore.open`."""
+        self._directory = directory
+        self._readonly = readonly
+        self._durability = durability
+        self._config = config
+        self._clock = clock
+        self._partitioner = partitioner
+        self._lock = threading.RLock()
+        self._owner: DirectoryLock | None = None
+        self._closed = False
+        self._forked = False
+        self._topics: dict[str, Topic] = {}
+        self._catalogue = Catalogue(directory, {})
+        self._left = CleanShutdown(clean=False, foreign=False)
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._start_offsets: dict[TopicPartition, int] = {}
+        self._high_watermarks: dict[TopicPartition, int] = {}
+        self._cleaner_offsets: dict[TopicPartition, int] = {}
+        self._seen: tuple[int, ...] = ()
+        self._written: dict[str, dict[TopicPartition, int]] = {}  # checkpoints as they are on disk
+        self._partitions_opened = 0
+        self.identity = NodeIdentity("", -1, "")
+        self.recovery = StoreRecovery()
+
+    # ---- opening ----
+
+    @classmethod
+    def _open(cls, path: Path, *, readonly: bool, create: bool, durability: str,
+              config: PartitionConfig | Mapping[str, Any] | None, clock: Clock | None,
+              partitioner: Partitioner | None, progress: RecoveryProgress | None,
+              ) -> Store:  # fmt: skip
+        settings = PartitionConfig.of(config)
+        wants_fsync(durability)
+        directory = Directory(path, create=create and not readonly)
+        self = cls(directory, readonly=readonly, durability=durability, config=settings,
+                   clock=clock, partitioner=partitioner)  # fmt: skip
+        try:
+            _refuse_foreign(directory)
+            if readonly:
+                self._load_root()
+            else:
+                self._owner = DirectoryLock(directory, root=True)
+                self._take_over(progress)
+        except BaseException:
+            self._drop()
+            raise
+        _open_stores.add(self)
+        return self
+
+    def _load_root(self) -> None:
+        directory = self._directory
+        self._left = CleanShutdown.read(directory)
+        self._recovery_points = read_offsets(directory, RECOVERY_POINTS)
+        self._start_offsets = read_offsets(directory, START_OFFSETS)
+        self._high_watermarks = read_offsets(directory, HIGH_WATERMARKS)
+        self._cleaner_offsets = read_offsets(directory, CLEANER_OFFSETS)
+        for name, offsets in zip(CHECKPOINTS, self._checkpoints(), strict=True):
+            if offsets:
+                self._written[name] = dict(offsets)
+        self._catalogue = Catalogue.read(directory)
+        identity = NodeIdentity.read(directory)
+        if identity is not None:
+            self.identity = identity
+        self._look_around()
+
+    def _take_over(self, progress: RecoveryProgress | None) -> None:
+        """Become the owner: from the first change on, the directory is not closed cleanly."""
+        directory = self._directory
+        self._load_root()
+        new = not self._topics and not directory.exists(NodeIdentity.NAME)
+        if self._left.foreign:
+            self._forget_own_state()
+        CleanShutdown.clear(directory)
+        if not directory.exists(NodeIdentity.NAME):
+            self.identity = NodeIdentity.new()
+            self.identity.write(directory)
+        self._finish_changes()
+        assert self._owner is not None
+        self.recovery.clean = self._left.clean or new
+        if not self.recovery.clean or self._owner.created:
+            # Without a lock before, nobody who opened a partition alone could be noticed yet.
+            self._recover(progress)
+
+    def _forget_own_state(self) -> None:
+        """A broker has been here since: what we wrote down of the partitions is out of date."""
+        for name, entry in list(self._catalogue.entries.items()):
+            numbers = self._numbers_of(name)
+            if not numbers or self._topic_id(name, numbers[0]) not in (None, entry.id):
+                self._catalogue.remove(name)  # deleted, perhaps made again
+        self._look_around()
+        for topic in self._topics.values():
+            for number in topic._numbers:
+                partition = Directory(self.path / f"{topic.name}-{number}")
+                try:
+                    partition.unlink(PartitionState.NAME)
+                    partition.unlink(DurableMark.NAME)
+                    partition.sync()
+                finally:
+                    partition.close()
+
+    def _finish_changes(self) -> None:
+        """Undo creations and finish deletions that a crash cut short."""
+        for name, entry in list(self._catalogue.entries.items()):
+            if entry.deleting:
+                self._set_aside(name, self._numbers_of(name))
+                self._catalogue.remove(name)
+            elif entry.creating_from >= 0:
+                self._undo_creation(name, entry, entry.creating_from)
+            else:
+                continue
+            self.recovery.removed.append(name)
+        self._remove_deleted()
+        self._look_around()
+
+    def _recover(self, progress: RecoveryProgress | None) -> None:
+        wanted = [(topic, number) for topic in self._topics.values() for number in topic._numbers]
+        _make_room_for_files(len(wanted))
+        checked: dict[TopicPartition, tuple[int, int]] = {}
+
+        def open_one(topic: Topic, number: int) -> None:
+            def moved(done: int, total: int) -> None:
+                checked[topic.name, number] = (done, total)
+                if progress is not None:
+                    sums = list(checked.values())
+                    progress(sum(done for done, _ in sums), sum(total for _, total in sums))
+
+            name = f"{topic.name}-{number}"
+            try:
+                partition = self._open_partition(topic, number, progress=moved)
+            except (LogStoreError, OSError) as error:
+                log.warning("%s cannot be opened: %s", name, error)
+                self.recovery.failed[name] = error
+                return
+            topic._opened[number] = partition
+            if not partition.recovery.clean:
+                self.recovery.partitions[name] = partition.recovery
+
+        _at_once([functools.partial(open_one, topic, number) for topic, number in wanted])
+        for error in self.recovery.failed.values():
+            if isinstance(error, LockedError):
+                raise error
+
+    def _open_partition(
+        self, topic: Topic, number: int, *, progress: RecoveryProgress | None = None
+    ) -> Partition:
+        self._check_usable()
+        name = topic.name
+        claims = Claims(
+            self._recovery_points.get((name, number), 0),
+            self._start_offsets.get((name, number), 0),
+            only=self._readonly and self._left.foreign,
+        )
+        self._partitions_opened += 1
+        if self._partitions_opened % 64 == 0:
+            _make_room_for_files(self._partitions_opened + 64)
+        try:
+            return Partition.open_in_store(
+                self.path / f"{name}-{number}",
+                lock=self._owner,
+                durability=self._durability,
+                config=topic.config,
+                clock=self._clock,
+                claims=claims,
+                progress=progress,
+            )
+        except FileNotFoundError:
+            raise CorruptLogError(
+                "the directory of this partition is gone: put it back from a copy, or delete "
+                "the topic",
+                path=self.path / f"{name}-{number}",
+                position=0,
+            ) from None
+
+    # ---- what is there ----
+
+    def _numbers_of(self, name: str) -> list[int]:
+        return partition_directories(self._directories()).get(name, [])
+
+    def _directories(self) -> list[str]:
+        """Names of what is a directory at the root; a link is not."""
+        with self._directory as fd, os.scandir(fd) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def _look_around(self) -> None:
+        """Bring the topics up to what directory and catalogue say now."""
+        found = partition_directories(self._directories())
+        for name, entry in self._catalogue.entries.items():
+            if entry.deleting or entry.creating_from == 0:
+                found.pop(name, None)
+            elif entry.creating_from > 0:
+                found[name] = list(range(entry.creating_from))
+            else:  # one that is missing is damage; a broker may have added some
+                found[name] = sorted({*range(entry.partitions), *found.get(name, ())})
+        topics = {}
+        for name, numbers in found.items():
+            known = self._catalogue.entries.get(name)
+            topic = self._topics.get(name)
+            if topic is None or (known and topic.id != known.id):
+                topic = self._make_topic(name, numbers, known)
+            topic._numbers = numbers
+            topic._dense = numbers == list(range(len(numbers)))
+            topic._config = self._config_of(known)
+            topics[name] = topic
+        for name, topic in self._topics.items():
+            if topics.get(name) is not topic:
+                topic._deleted = True
+        self._topics = topics
+
+    def _topic_id(self, name: str, number: int) -> uuid.UUID | None:
+        directory = Directory(self.path / f"{name}-{number}")
+        try:
+            return read_topic_id(directory)
+        finally:
+            directory.close()
+
+    def _make_topic(self, name: str, numbers: Sequence[int], entry: TopicEntry | None) -> Topic:
+        return Topic(
+            self,
+            name,
+            numbers,
+            id=entry.id if entry else None,
+            config=self._config_of(entry),
+            partitioner=self._partitioner or KeyPartitioner(),
+        )
+
+    def _config_of(self, entry: TopicEntry | None) -> PartitionConfig:
+        return self._config if entry is None else self._config.with_settings(entry.settings)
+
+    def _refresh(self) -> None:
+        """See the topics that another process has made, changed or deleted."""
+        with self._lock:
+            seen = self._change_times()
+            if seen == self._seen:
+                return
+            self._catalogue = Catalogue.read(self._directory)
+            self._look_around()
+            # Times are coarse: a change right after this look may leave them as they are.
+            settled = time.time_ns() - max(seen) > SETTLED_NS
+            self._seen = seen if settled else ()
+
+    def _change_times(self) -> tuple[int, ...]:
+        with self._directory as fd:
+            times = [os.stat(fd).st_mtime_ns]
+            with contextlib.suppress(FileNotFoundError):
+                times.append(os.stat(Catalogue.NAME, dir_fd=fd).st_mtime_ns)
+        return tuple(times)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._directory.path
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it was opened with ``readonly=True``."""
+        return self._readonly
+
+    def _now(self) -> dict[str, Topic]:
+        self._check_usable()
+        if self._readonly:
+            self._refresh()
+        return self._topics
+
+    def __getitem__(self, name: str) -> Topic:
+        topics = self._now()
+        try:
+            return topics[name]
+        except KeyError:
+            near = difflib.get_close_matches(str(name), list(topics), n=3)
+            raise UnknownTopicError(name, near=tuple(near), where=str(self.path)) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._now()))
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._now()
+
+    def __bool__(self) -> bool:
+        return True
+
+    # A handle is equal to itself alone; two stores are not compared topic by topic.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<Store {str(self.path)!r} closed>"
+        mode = " readonly" if self._readonly else ""
+        return f"<Store {str(self.path)!r} of {len(self._topics)} topics{mode}>"
+
+    def describe(self) -> dict[str, TopicDescription]:
+        """Sizes, offsets and times of every partition, by topic."""
+        return {name: self[name].describe() for name in self}
+
+    def check(self) -> None:
+        """Verify every record and index of every partition; CorruptLogError at the first fault."""
+        for topic in self.values():
+            for partition in topic:
+                partition.check()
+
+    # ---- topics come, change and go ----
+
+    def _writable(self) -> None:
+        self._check_usable()
+        if self._readonly:
+            raise ReadOnlyError(f"{self.path} was opened with readonly=True")
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: PartitionConfig | Mapping[str, Any] | None = None,
+        exist_ok: bool = False,
+        partitioner: Partitioner | None = None,
+    ) -> Topic:
+        """Make a topic, durably: after a crash it is there with all its partitions, or not at all.
+
+        `config` is stored with it, by Kafka's names; `partitioner` is not: say it again after
+        opening (``topic.partitioner = ...``).  ``exist_ok=True`` returns a topic that exists as it
+        is, whatever its partitions and settings.  Raises TopicExistsError, InvalidNameError,
+        ConfigError.
+        """
+        settings = _own_settings(config)
+        self._config.with_settings(settings)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+        with self._lock:
+            self._writable()
+            topic = self._topics.get(name)
+            if topic is not None:
+                if not exist_ok:
+                    raise TopicExistsError(name, where=str(self.path))
+            else:
+                check_topic_name(name, self._topics)
+                entry = TopicEntry(new_uuid(), partitions, settings)
+                self._make_partitions(name, entry, 0)
+                log.info("created topic %s with %d partitions", name, partitions)
+                topic = self._topics[name] = self._make_topic(name, range(partitions), entry)
+            if partitioner is not None:
+                topic.partitioner = partitioner
+            return topic
+
+    def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
+        """Make the directories from number `first` on; the catalogue brackets them."""
+        self._catalogue.put(name, dataclasses.replace(entry, creating_from=first))
+        try:
+            for number in range(first, entry.partitions):
+                self._make_partition(f"{name}-{number}", entry.id)
+            self._directory.sync()
+            self._catalogue.put(name, entry)
+        except BaseException:
+            # Undone now if it can be; otherwise the next open finds the entry and does it.
+            with contextlib.suppress(OSError):
+                self._undo_creation(name, entry, first)
+            raise
+
+    def _make_partition(self, name: str, topic_id: uuid.UUID) -> None:
+        with self._directory as fd:
+            os.mkdir(name, 0o700, dir_fd=fd)
+        directory = Directory(self.path / name)
+        try:
+            # Not one by one atomic: the catalogue says that the whole directory is being made.
+            for suffix in (".log", ".index", ".timeindex"):
+                directory.write(segment_name(0, suffix), b"", sync=False)
+            directory.write(LEADER_EPOCHS, b"0\n1\n0 0\n", sync=True)
+            directory.write(PartitionState.NAME, PartitionState.of_new().encode(), sync=True)
+            directory.write(PARTITION_METADATA, topic_id_text(topic_id), sync=True)
+            directory.sync()
+        finally:
+            directory.close()
+
+    def _undo_creation(self, name: str, entry: TopicEntry, first: int) -> None:
+        self._set_aside(name, [n for n in self._numbers_of(name) if n >= first])
+        if first == 0:
+            self._catalogue.remove(name)
+        else:
+            kept = dataclasses.replace(entry, partitions=first, creating_from=-1)
+            self._catalogue.put(name, kept)
+        self._remove_deleted()
+
+    def _add_partitions(self, topic: Topic, count: int) -> None:
+        if count < 1:
+            raise ConfigError(f"count must be at least 1, not {count!r}")
+        with self._lock:
+            self._writable()
+            topic._check_usable()
+            if not topic._dense:
+                raise ConfigError(f"topic {topic.name!r} is here with some of its partitions only")
+            first = len(topic)
+            if first + count > PARTITIONS_MAX:
+                raise ConfigError(f"a topic has at most {PARTITIONS_MAX} partitions")
+            entry = self._entry_of(topic)
+            self._make_partitions(
+                topic.name, dataclasses.replace(entry, partitions=first + count), first
+            )
+            self._look_around()
+
+    def _entry_of(self, topic: Topic) -> TopicEntry:
+        """Its entry, or for a broker's topic the one it would have."""
+        entry = self._catalogue.entries.get(topic.name)
+        return entry or TopicEntry(topic.id or new_uuid(), max(topic._numbers) + 1)
+
+    def alter_topic(self, name: str, config: Mapping[str, Any]) -> PartitionConfig:
+        """Change settings of a topic, and keep them; a value of None goes back to the default."""
+        with self._lock:
+            self._writable()
+            topic = self[name]
+            if not topic._dense:
+                raise ConfigError(f"topic {name!r} is here with some of its partitions only")
+            entry = self._entry_of(topic)
+            asked = _own_settings(config)
+            settings = {**entry.settings, **asked}
+            settings = {key: value for key, value in settings.items() if value is not None}
+            before, after = topic._config, self._config.with_settings(settings)
+            entry = dataclasses.replace(entry, settings=settings)
+            self._catalogue.put(name, entry)
+            with topic._lock:
+                topic._config = after
+                if after != before:
+                    for partition in topic._opened.values():
+                        partition.reconfigure(after)
+            return after
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records, durably.  Handles on its partitions are closed."""
+        with self._lock:
+            self._writable()
+            topic = self[name]
+            entry = dataclasses.replace(self._entry_of(topic), deleting=True)
+            self._catalogue.put(name, entry)
+            with topic._lock:
+                topic._deleted = True
+                del self._topics[name]
+                for partition in topic._opened.values():
+                    partition.discard()
+                topic._opened.clear()
+            self._set_aside(name, topic._numbers)
+            self._catalogue.remove(name)
+            for offsets in self._checkpoints():
+                for number in topic._numbers:
+                    offsets.pop((name, number), None)
+            self._remove_deleted()
+            log.info("deleted topic %s", name)
+
+    def _set_aside(self, name: str, numbers: Iterable[int]) -> None:
+        """Give directories the name under which they are deleted, whoever opens next."""
+        for number in numbers:
+            source = f"{name}-{number}"
+            suffix = f".{uuid.uuid4().hex}-delete"
+            # A directory's name ends at 255 characters; the topic's part gives way, as in Kafka.
+            target = f"{name[: 255 - len(suffix) - len(str(number)) - 1]}-{number}{suffix}"
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.rename(source, target)
+        self._directory.sync()
+
+    def _remove_deleted(self) -> None:
+        for name in self._directories():
+            if is_deleted(name):
+                self._remove_directory(name)
+
+    def _remove_directory(self, name: str) -> None:
+        directory = Directory(self.path / name)
+        try:
+            for inside in directory.names():
+                directory.unlink(inside)
+        finally:
+            directory.close()
+        with contextlib.suppress(FileNotFoundError), self._directory as fd:
+            os.rmdir(name, dir_fd=fd)
+
+    # ---- durability ----
+
+    def sync(self) -> None:
+        """Make all records of all partitions durable, and write down that they are."""
+        self._writable()
+        _at_once([partition.sync for partition in self._opened_partitions()])
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write Kafka's four checkpoints: recovery points, starts, high watermarks, cleaning."""
+        with self._lock:
+            self._writable()
+            self._write_checkpoints()
+
+    def _opened_partitions(self) -> list[Partition]:
+        return [p for topic in list(self._topics.values()) for p in list(topic._opened.values())]
+
+    def _checkpoints(self) -> tuple[dict[TopicPartition, int], ...]:
+        return (
+            self._recovery_points,
+            self._start_offsets,
+            self._high_watermarks,
+            self._cleaner_offsets,
+        )
+
+    def _note_offsets(self, partition: Partition) -> None:
+        """Take over what a partition can vouch for now; others keep what is known of them."""
+        key = (partition.topic, partition.number)
+        start = partition.start_offset
+        self._recovery_points[key] = partition.durable_offset
+        self._high_watermarks[key] = partition.high_watermark
+        if start > partition.segments[0].base_offset:
+            self._start_offsets[key] = start
+        else:
+            self._start_offsets.pop(key, None)
+
+    def _write_checkpoints(self) -> None:
+        """Each only after what it claims is durable; one that says the same is left as it is."""
+        for partition in self._opened_partitions():
+            if not partition.closed and partition.failure is None:
+                self._note_offsets(partition)
+        for name, offsets in (
+            (HIGH_WATERMARKS, self._high_watermarks),
+            (CLEANER_OFFSETS, self._cleaner_offsets),
+            (RECOVERY_POINTS, self._recovery_points),
+            (START_OFFSETS, self._start_offsets),
+        ):
+            if self._written.get(name) != offsets:
+                write_offsets(self._directory, name, offsets)
+                self._written[name] = dict(offsets)
+
+    # ---- closing ----
+
+    def close(self) -> None:
+        """Make everything durable, close every partition and give the directory back.
+
+        A partition that cannot be closed does not keep others from it: all errors are raised
+        together, as an ExceptionGroup when there are several, and the next open recovers.  Closing
+        twice is harmless.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True  # from now on no partition is opened
+            for topic in self._topics.values():
+                with topic._lock:
+                    pass
+            errors: list[BaseException] = []
+            try:
+                errors = self._close_partitions()
+                if any(not partition.closed for partition in self._opened_partitions()):
+                    self._closed = False  # a writer holds records: closing again tries again
+                elif self._is_whole(errors):
+                    self._write_checkpoints()
+                    CleanShutdown.write(self._directory)
+            except OSError as error:
+                errors.append(error)
+            finally:
+                if self._closed:
+                    self._drop()
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise BaseExceptionGroup(f"{len(errors)} errors while closing {self.path}", errors)
+
+    def _is_whole(self, errors: list[BaseException]) -> bool:
+        """Whether all that a clean shutdown vouches for is so."""
+        return not (self._readonly or self._forked or errors or self.recovery.failed) and all(
+            partition.failure is None for partition in self._opened_partitions()
+        )
+
+    def _close_partitions(self) -> list[BaseException]:
+        errors: list[BaseException] = []
+
+        def close_one(partition: Partition) -> None:
+            try:
+                if not (self._readonly or self._forked or partition.failure or partition.closed):
+                    self._note_offsets(partition)
+                partition.close()
+            except BaseException as error:  # noqa: BLE001  all are raised at the end
+                errors.append(error)
+            else:
+                key = (partition.topic, partition.number)
+                if key in self._recovery_points and partition.failure is None:
+                    self._recovery_points[key] = partition.durable_offset
+                    self._high_watermarks[key] = partition.durable_offset
+
+        partitions = self._opened_partitions()
+        for partition in partitions:
+            if partition.asleep:
+                close_one(partition)
+        _at_once([functools.partial(close_one, each) for each in partitions if not each.closed])
+        return errors
+
+    def _drop(self) -> None:
+        """Close descriptors; nothing is written."""
+        for partition in self._opened_partitions():
+            partition.discard()
+        self._directory.close()
+        if self._owner is not None:
+            self._owner.release()
+        _open_stores.discard(self)
+
+    def _check_usable(self) -> None:
+        if self._forked:
+            raise ForkedHandleError(
+                f"{self.path} was opened before a fork: open it again in this process "
+                f"(one process may write, any number may use readonly=True)"
+            )
+        if self._closed:
+            raise ClosedError(f"the store {self.path} is closed")
+
+    def _abandon_in_child(self) -> None:
+        """After fork: the directory is the parent's; see Partition."""
+        self._forked = True
+        self._lock = threading.RLock()
+        if self._owner is not None:
+            self._owner.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store cannot be pickled: open it again where it is needed")
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_owner") is not None and not self._closed and not self._forked:
+            warnings.warn(
+                f"{self!r} was dropped without close(): the next open will check it",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+def _refuse_foreign(directory: Directory) -> None:
+    """Raise NotALogError for a directory that holds something else; before anything is created."""
+    names = directory.names()
+    known = {NodeIdentity.NAME, Catalogue.NAME, *CHECKPOINTS}
+    if known & set(names):
+        return
+    for name in sorted(names):
+        if name.endswith(".log"):
+            raise NotALogError(
+                f"{directory.path} is a partition, not a store: open the directory above it, or "
+                f"this one with Partition.open"
+            )
+        there = partition_directories([name]) or is_deleted(name) or name.endswith(".tmp")
+        if not there and not name.startswith(".") and name != "lost+found":
+            raise NotALogError(
+                f"{directory.path} is not a store: it holds {name!r}; choose an empty or a new "
+                f"directory"
+            )
+
+
+def _own_settings(config: PartitionConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is stored of a topic's settings: those that were named, by their dotted names."""
+    if isinstance(config, Mapping):
+        checked = PartitionConfig.of(config).as_dict()
+        names = (str(name).replace("_", ".") for name in config)
+        return {
+            name: None if value is None else checked[name]
+            for name, value in zip(names, config.values(), strict=True)
+        }
+    return PartitionConfig.of(config).changed()
+
+
+def _at_once(tasks: Sequence[Callable[[], object]]) -> None:
+    """Run tasks in a few threads; the first error is raised when all have ended."""
+    if len(tasks) < 2:
+        for task in tasks:
+            task()
+        return
+    with concurrent.futures.ThreadPoolExecutor(RECOVERY_THREADS, "logstore") as threads:
+        futures = [threads.submit(task) for task in tasks]
+    for future in futures:
+        future.result()
+
+
+def _make_room_for_files(partitions: int) -> None:
+    """Raise the soft limit of open files towards the hard one, if so many partitions need it."""
+    wanted = partitions * FILES_PER_PARTITION + FILES_RESERVED
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            log.info("raised the limit of open files from %d to %d", soft, allowed)
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_open_stores):
+        store._abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

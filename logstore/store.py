@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
+import errno
 import functools
 import logging
 import os
@@ -53,7 +54,6 @@ from logstore.clock import Clock
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import (
     ClosedError,
-    CorruptLogError,
     ForkedHandleError,
     LockedError,
     LogStoreError,
@@ -184,6 +184,7 @@ class Store(Mapping[str, Topic]):
                 self._owner = DirectoryLock(directory, root=True)
                 self._take_over(progress)
         except BaseException:
+            self._closed = True
             self._drop()
             raise
         _open_stores.add(self)
@@ -306,11 +307,10 @@ class Store(Mapping[str, Topic]):
                 progress=progress,
             )
         except FileNotFoundError:
-            raise CorruptLogError(
-                "the directory of this partition is gone: put it back from a copy, or delete "
-                "the topic",
-                path=self.path / f"{name}-{number}",
-                position=0,
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "this partition's directory is gone: put it back from a copy, or delete the topic",
+                str(self.path / f"{name}-{number}"),
             ) from None
 
     # ---- what is there ----
@@ -788,12 +788,12 @@ def _refuse_foreign(directory: Directory) -> None:
     known = {NodeIdentity.NAME, Catalogue.NAME, *CHECKPOINTS}
     if known & set(names):
         return
+    if any(name.endswith(".log") for name in names):
+        raise NotALogError(
+            f"{directory.path} is a partition, not a store: open the directory above it, or this "
+            f"one with Partition.open"
+        )
     for name in sorted(names):
-        if name.endswith(".log"):
-            raise NotALogError(
-                f"{directory.path} is a partition, not a store: open the directory above it, or "
-                f"this one with Partition.open"
-            )
         there = partition_directories([name]) or is_deleted(name) or name.endswith(".tmp")
         if not there and not name.startswith(".") and name != "lost+found":
             raise NotALogError(

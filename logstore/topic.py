@@ -269,7 +269,7 @@ class Topic(Sequence[Partition]):
                 f"the partitioner of {self.name!r} chose {number!r}: "
                 f"it must be an int from 0 to {count - 1}"
             )
-        return number
+        return int(number)
 
     # ---- settings and size ----
 

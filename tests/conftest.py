@@ -17,7 +17,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from logstore import Partition
+import logstore
+from logstore import Partition, Store
 from logstore.clock import ManualClock
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None)
@@ -66,6 +67,26 @@ def make_log(tmp_path: Path) -> Iterator[MakeLog]:
 @pytest.fixture
 def log(make_log: MakeLog) -> Partition:
     return make_log()
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
+    """make_store(name="store", *, durability="os", **options); opening a closed one again works."""
+    opened: list[Store] = []
+
+    def make(name: str = "store", *, durability: str = "os", **options: Any) -> Store:
+        store = logstore.open(tmp_path / name, durability=durability, **options)
+        opened.append(store)
+        return store
+
+    yield make
+    for store in reversed(opened):
+        store.close()
+
+
+@pytest.fixture
+def store(make_store: Callable[..., Store]) -> Store:
+    return make_store()
 
 
 def open_files() -> dict[int, str]:

@@ -15,7 +15,18 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import Columns, OffsetIndex, Partition, Record, Scan, Segment, TimeIndex, Writer
+from logstore import (
+    Columns,
+    OffsetIndex,
+    Partition,
+    Record,
+    Scan,
+    Segment,
+    Store,
+    TimeIndex,
+    Topic,
+    Writer,
+)
 
 NAMES = {
     *("BytesColumn", "Columns", "OffsetIndex", "Partition", "Record", "Scan", "Segment"),
@@ -39,6 +50,30 @@ SIGNATURES = [
         "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
         "progress=None)",
     ),
+    (
+        logstore.open,
+        "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
+        "partitioner=None, progress=None)",
+    ),
+    (
+        Store.create_topic,
+        "(self, name, partitions=1, *, config=None, exist_ok=False, partitioner=None)",
+    ),
+    (Store.alter_topic, "(self, name, config)"),
+    (Store.delete_topic, "(self, name)"),
+    (Store.describe, "(self)"),
+    (Store.sync, "(self)"),
+    (Store.checkpoint, "(self)"),
+    (Store.check, "(self)"),
+    (Store.close, "(self)"),
+    (
+        Topic.append,
+        "(self, value, *, key=None, headers=(), timestamp=None, partition=None, durability=None)",
+    ),
+    (Topic.extend, "(self, records, *, partition=None, durability=None)"),
+    (Topic.alter, "(self, config)"),
+    (Topic.add_partitions, "(self, count)"),
+    (Topic.describe, "(self)"),
     (Partition.append, "(self, value, *, key=None, headers=(), timestamp=None, durability=None)"),
     (Partition.extend, "(self, records, *, durability=None)"),
     (
@@ -82,6 +117,8 @@ ATTRIBUTES = {
         *("start_offset", "end_offset", "durable_offset", "high_watermark", "last_stable_offset"),
         *("segments", "recovery", "leader_epoch", "leader_epochs"),
     },
+    Store: {"path", "closed", "readonly", "recovery", "identity"},
+    Topic: {"name", "id", "config", "partitioner"},
     Scan: {"next_offset"},
     Writer: {"closed"},
     Record: {"value", "key", "headers", "timestamp", "offset", "partition", "topic"},
@@ -152,11 +189,13 @@ def test_every_error_has_a_builtin_family() -> None:
     assert errors - {"LogStoreError"} == set(CAUGHT_AS)
 
 
-def test_the_named_attributes_are_there(log: Partition) -> None:
+def test_the_named_attributes_are_there(log: Partition, store: Store) -> None:
     log.append(b"value", key=b"key")
+    topic = store.create_topic("topic")
     scan = log.scan()
     with log.writer() as writer:
         examples = [log, scan, writer, log[0], next(scan.columns()), log.segments[0]]
+        examples += [store, topic]
         for example in examples:
             (kind,) = [kind for kind in ATTRIBUTES if isinstance(example, kind)]
             missing = {name for name in ATTRIBUTES[kind] if not hasattr(example, name)}

@@ -2,15 +2,14 @@
 
 Each iteration starts anew and sees the log as it is then.  Records, columns and raw batches come
 straight out of C iterators, one per segment, chained without a Python frame per record.  Memory is
-one read window per scan, and one chunk for columns, whatever the size of the log.
+one read window per scan (a few while a long one reads ahead), and one chunk for columns, whatever
+the size of the log.
 
 A scan is a view, not a cursor: give each thread its own iteration.
 """
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Scan", "Skipped"]
 
 INT64_MAX = (1 << 63) - 1
-CHUNK_BYTES = 16 << 20  # a chunk of columns is full beyond this, however few its rows
-LOOK_AHEAD = 2  # chunks that are being decoded while one is looked at
+CHUNK_BYTES = 8 << 20  # a chunk of columns is full beyond this, however few its rows
 
 
 class Skipped(NamedTuple):
@@ -50,8 +48,6 @@ class Readable(Protocol):
     def start_offset(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
-    @property
-    def dense_from(self) -> int: ...
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
 
@@ -125,24 +121,18 @@ class Scan:
         rows: int = 65536,
         *,
         fields: Sequence[str] | None = None,
-        threads: int = 1,
     ) -> Iterator[Columns]:
         """Chunks of at most `rows` records as arrays; `fields` limits what is decoded.
 
-        With `threads` above 1, that many decode ahead in a long scan: faster where processors are
-        idle, at the price of a few more chunks in memory.
+        A chunk ends early beyond 8 MiB of keys or values.  Long scans read ahead in a thread of
+        their own.
         """
         mask = field_mask(fields)
         if rows < 1:
             raise ValueError(f"rows must be at least 1, not {rows}")
-        ends = not self._follow and self._max_records is None
-        # Stretches of offsets are stretches of records only where none is missing.
-        dense = self._source.dense_from <= self._first_offset()
-        if threads > 1 and ends and dense and self._span() > LOOK_AHEAD * rows:
-            return self._columns_ahead(rows, mask, threads)
-        return self._columns_in_turn(rows, mask)
+        return self._chunks(rows, mask)
 
-    def _columns_in_turn(self, rows: int, mask: int) -> Iterator[Columns]:
+    def _chunks(self, rows: int, mask: int) -> Iterator[Columns]:
         left = INT64_MAX if self._max_records is None else self._max_records
         hint = 0
         chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
@@ -179,46 +169,6 @@ class Scan:
         """How many offsets this scan covers now."""
         stop = self._source.end_offset
         return (stop if self._stop is None else min(stop, self._stop)) - self._first_offset()
-
-    def _columns_ahead(self, rows: int, mask: int, threads: int) -> Iterator[Columns]:
-        """Stretches of `rows` offsets, decoded by threads while the one before is looked at.
-
-        A thread makes one chunk; what a stretch of large records has beyond that is decoded when
-        its turn comes, so that memory stays bounded by a few chunks.
-        """
-        start = self._first_offset()
-        stop = start + self._span()
-        self._skipped = []
-        pool = concurrent.futures.ThreadPoolExecutor(threads, f"{self._source.name} scan")
-        stretches = iter(range(start, stop, rows))
-        ahead: collections.deque[concurrent.futures.Future[tuple[Scan, Columns | None]]]
-        ahead = collections.deque()
-        try:
-            for first in itertools.islice(stretches, LOOK_AHEAD):
-                ahead.append(pool.submit(self._first_chunk, first, min(first + rows, stop), mask))
-            while ahead:
-                part, chunk = ahead.popleft().result()
-                for first in itertools.islice(stretches, 1):
-                    last = min(first + rows, stop)
-                    ahead.append(pool.submit(self._first_chunk, first, last, mask))
-                if chunk is not None:
-                    yield chunk
-                    if len(chunk) < rows and part.next_offset < (part._stop or 0):
-                        rest = Scan(self._source, part.next_offset, part._stop,
-                                    on_corrupt=self._on_corrupt)  # fmt: skip
-                        yield from rest._columns_in_turn(rows, mask)
-                        part._skipped = [*part.skipped, *rest.skipped]
-                        part._current = None
-                self._skipped += part.skipped
-                self._current = None
-                self._reached = part._stop
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _first_chunk(self, first: int, stop: int, mask: int) -> tuple[Scan, Columns | None]:
-        part = Scan(self._source, first, stop, on_corrupt=self._on_corrupt)
-        chunks = part._columns_in_turn(stop - first, mask)
-        return part, next(chunks, None)
 
     def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
         """All records as one Arrow table: offset, timestamp, key, value, headers."""

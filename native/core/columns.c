@@ -1,12 +1,15 @@
 #include "columns.h"
 
 #include "memory.h"
+#include "run.h"
 
 #include <string.h>
 
-static ls_code bytes_init(ls_bytes_column *column, size_t rows, size_t bytes_hint)
+static ls_code bytes_init(ls_bytes_column *column, size_t rows, size_t bytes_max,
+                          size_t bytes_hint)
 {
     column->rows_capacity = rows;
+    column->bytes_max = bytes_max;
     column->capacity = bytes_hint;
     column->ends = ls_memory_take((rows + 1) * sizeof *column->ends);
     column->data = ls_memory_take(bytes_hint);
@@ -47,20 +50,21 @@ ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, s
         code = columns->timestamps == NULL ? LS_E_NO_MEMORY : code;
     }
     if (code == LS_OK && (fields & LS_COLUMN_KEY)) {
-        code = bytes_init(&columns->keys, rows_max, 4096);
+        code = bytes_init(&columns->keys, rows_max, columns->bytes_max, 4096);
     }
     if (code == LS_OK && (fields & LS_COLUMN_VALUE)) {
-        code = bytes_init(&columns->values, rows_max, bytes_hint < 4096 ? 4096 : bytes_hint);
+        code = bytes_init(&columns->values, rows_max, columns->bytes_max,
+                          bytes_hint < 4096 ? 4096 : bytes_hint);
     }
     if (code == LS_OK && (fields & LS_COLUMN_HEADERS)) {
         columns->header_ends = ls_memory_take((rows_max + 1) * sizeof *columns->header_ends);
         code = columns->header_ends == NULL ? LS_E_NO_MEMORY : LS_OK;
         if (code == LS_OK) {
             columns->header_ends[0] = 0;
-            code = bytes_init(&columns->header_names, 64, 1024);
+            code = bytes_init(&columns->header_names, 64, columns->bytes_max, 1024);
         }
         if (code == LS_OK) {
-            code = bytes_init(&columns->header_values, 64, 1024);
+            code = bytes_init(&columns->header_values, 64, columns->bytes_max, 1024);
         }
     }
     if (code != LS_OK) {
@@ -81,9 +85,23 @@ void ls_columns_free(ls_columns *columns)
     memset(columns, 0, sizeof *columns);
 }
 
+/* Once there are rows to judge by, grows at once to what all rows will need if they go on like this:
+ * what is never touched costs nothing, and copying a large column again and again does. */
+enum { JUDGED_ROWS = 128 };
+
 static bool grow_data(ls_bytes_column *column, size_t more)
 {
     size_t capacity = column->capacity;
+    if (column->rows >= JUDGED_ROWS) {
+        size_t projected = column->size / column->rows * column->rows_capacity;
+        projected += projected / 8;
+        capacity = projected > capacity ? projected : capacity;
+    }
+    if (column->size <= column->bytes_max) {
+        /* The chunk is full beyond the bound, so little more than that is ever needed. */
+        size_t most = column->bytes_max + column->bytes_max / 16;
+        capacity = capacity > most ? most : capacity;
+    }
     while (capacity - column->size < more) {
         if (__builtin_mul_overflow(capacity, (size_t)2, &capacity) || capacity > INT32_MAX) {
             return false;
@@ -123,7 +141,7 @@ static bool grow_rows(ls_bytes_column *column)
 static inline void copy(uint8_t *target, const uint8_t *source, size_t size,
                         const uint8_t *readable)
 {
-    if (size <= 192 && readable - source >= (ptrdiff_t)size + 32) {
+    if (size <= 512 && readable - source >= (ptrdiff_t)size + 32) {
         for (size_t i = 0; i < size; i += 32) {
             memcpy(target + i, source + i, 32);
         }
@@ -311,17 +329,130 @@ static void put_block(ls_bytes_column *column, const uint8_t *const *bytes, cons
     column->nulls += (int64_t)nulls;
 }
 
+/* A column of a run: all of one size, all at one distance. */
+static inline void copy_vectors(uint8_t *data, const uint8_t *bytes, size_t size, size_t stride,
+                                size_t rows, size_t vectors)
+{
+    for (size_t i = 0; i < rows; i++) {
+#pragma GCC unroll 6
+        for (size_t k = 0; k < vectors; k++) {
+            memcpy(data + 32 * k, bytes + 32 * k, 32);
+        }
+        data += size;
+        bytes += stride;
+    }
+}
+
+static void copy_run(uint8_t *data, const uint8_t *bytes, size_t size, size_t stride, size_t rows)
+{
+    switch ((size + 31) / 32) {        /* constants, so that the inner loop is none */
+    case 0: break;
+    case 1: copy_vectors(data, bytes, size, stride, rows, 1); break;
+    case 2: copy_vectors(data, bytes, size, stride, rows, 2); break;
+    case 3: copy_vectors(data, bytes, size, stride, rows, 3); break;
+    case 4: copy_vectors(data, bytes, size, stride, rows, 4); break;
+    case 5: copy_vectors(data, bytes, size, stride, rows, 5); break;
+    case 6: copy_vectors(data, bytes, size, stride, rows, 6); break;
+    default:
+        for (size_t i = 0; i < rows; i++) {
+            memcpy(data + i * size, bytes + i * stride, size);
+        }
+    }
+}
+
+static void put_run(ls_bytes_column *column, const uint8_t *bytes, int32_t size, size_t stride,
+                    size_t rows)
+{
+    int32_t *ends = column->ends + column->rows + 1;
+    int32_t at = (int32_t)column->size;
+    if (size < 0) {
+        for (size_t i = 0; i < rows; i++) {
+            ends[i] = at;
+        }
+        clear_bits(column->valid, column->rows, rows);
+        column->nulls += (int64_t)rows;
+    } else {
+        for (size_t i = 0; i < rows; i++) {
+            ends[i] = at + size * (int32_t)(i + 1);
+        }
+        copy_run(column->data + at, bytes, (size_t)size, stride, rows);
+        column->size += (size_t)size * rows;
+    }
+    column->rows += rows;
+}
+
 static bool ensure(ls_bytes_column *column, size_t bytes)
 {
     return column->capacity - column->size >= bytes || grow_data(column, bytes);
 }
 
-/* As many records as the quick way can take, all known to lie in the wanted range. */
+static inline bool room_for_run(const ls_columns *columns)
+{
+    enum { RUN_BYTES = LS_RUN_ROWS * LS_RUN_STRIDE_MAX };
+    return columns->values.size + RUN_BYTES <= columns->bytes_max &&
+           columns->keys.size + RUN_BYTES <= columns->bytes_max;
+}
+
+/* The next run, all of it known to lie in the wanted range.  *rows is 0 when there is none. */
+static ls_code fill_run(ls_columns *columns, ls_records *records, size_t *rows)
+{
+    unsigned fields = columns->fields;
+    size_t row = columns->rows;
+    int64_t unwanted[LS_RUN_ROWS];
+    int64_t *timestamps =
+        (fields & LS_COLUMN_TIMESTAMP) ? columns->timestamps + row : unwanted;
+    ls_records before = *records;
+    ls_run run;
+    size_t taken = ls_run_take(records, &run, timestamps, columns->rows_max - row);
+    *rows = taken;
+    if (taken == 0) {
+        return LS_OK;
+    }
+    size_t key_bytes = run.key_size < 0 ? 0 : (size_t)run.key_size * taken;
+    size_t value_bytes = run.value_size < 0 ? 0 : (size_t)run.value_size * taken;
+    if (((fields & LS_COLUMN_KEY) && !ensure(&columns->keys, key_bytes)) ||
+        ((fields & LS_COLUMN_VALUE) && !ensure(&columns->values, value_bytes))) {
+        *records = before;
+        return LS_E_NO_MEMORY;
+    }
+    if (fields & LS_COLUMN_OFFSET) {
+        for (size_t i = 0; i < taken; i++) {
+            columns->offsets[row + i] = run.offset + (int64_t)i;
+        }
+    }
+    if (fields & LS_COLUMN_KEY) {
+        put_run(&columns->keys, run.key, run.key_size, run.stride, taken);
+    }
+    if (fields & LS_COLUMN_VALUE) {
+        put_run(&columns->values, run.value, run.value_size, run.stride, taken);
+    }
+    if (fields & LS_COLUMN_HEADERS) {
+        for (size_t i = 0; i < taken; i++) {
+            columns->header_ends[row + i + 1] = (int32_t)columns->header_names.rows;
+        }
+    }
+    columns->rows = row + taken;
+    return LS_OK;
+}
+
+/* As many records as the quick ways can take, all known to lie in the wanted range.  Where records
+ * are unlike each other, a block of them is done before a run is tried again. */
 static ls_code fill_quick(ls_columns *columns, ls_records *records)
 {
     unsigned fields = columns->fields;
     row_block block;
     while (!full(columns)) {
+        size_t run_rows = LS_RUN_SHORT;
+        while (run_rows >= LS_RUN_SHORT && columns->rows < columns->rows_max &&
+               room_for_run(columns)) {
+            ls_code code = fill_run(columns, records, &run_rows);
+            if (code != LS_OK) {
+                return code;
+            }
+        }
+        if (full(columns)) {
+            return LS_OK;
+        }
         size_t room = columns->rows_max - columns->rows;
         ls_records before = *records;
         size_t rows = parse_block(&block, records, room < BLOCK_ROWS ? room : BLOCK_ROWS);

@@ -28,6 +28,7 @@ typedef struct {
     size_t rows_capacity;
     size_t size;
     size_t capacity;
+    size_t bytes_max;                  /* how far it is worth looking ahead when growing */
     int64_t nulls;
 } ls_bytes_column;
 

@@ -107,7 +107,7 @@ static PyObject *column_builder_new(PyTypeObject *type, PyObject *args, PyObject
     }
     self->module = module;
     if (bytes_hint > bytes_max) {
-        bytes_hint = bytes_max;
+        bytes_hint = bytes_max + bytes_max / 16;
     }
     if (ls_columns_init(&self->columns, fields, (size_t)rows, (size_t)bytes_max,
                         (size_t)bytes_hint) != LS_OK) {

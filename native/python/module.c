@@ -1,6 +1,8 @@
 /* logstore._native: module state, the status translator, and the list of what the module holds. */
 #include "module.h"
 
+#include <string.h>
+
 #include <errno.h>
 #include <time.h>
 
@@ -109,6 +111,18 @@ static PyObject *fork_generation(PyObject *self, PyObject *Py_UNUSED(unused))
     return PyLong_FromUnsignedLong(module->fork_generation);
 }
 
+/* lend_lz4_decode(address): the address of LZ4_decompress_safe in a library that stays loaded. */
+static PyObject *lend_lz4_decode(PyObject *self, PyObject *arg)
+{
+    void *address = PyLong_AsVoidPtr(arg);
+    if (address == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    ls_module *module = PyModule_GetState(self);
+    memcpy(&module->lz4_decode, &address, sizeof address);
+    Py_RETURN_NONE;
+}
+
 static PyObject *crc32c(PyObject *Py_UNUSED(self), PyObject *args)
 {
     Py_buffer data;
@@ -139,6 +153,8 @@ static PyMethodDef module_functions[] = {
     {"crc32c", crc32c, METH_VARARGS, PyDoc_STR("crc32c(data, crc=0): CRC-32C, continued from crc.")},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS,
      PyDoc_STR("Declares all handles of the parent process dead.")},
+    {"lend_lz4_decode", lend_lz4_decode, METH_O,
+     PyDoc_STR("lend_lz4_decode(address): LZ4_decompress_safe, for scans to call without Python.")},
     {"fork_generation", fork_generation, METH_NOARGS,
      PyDoc_STR("A number that differs between a process and its forked children.")},
     {NULL, NULL, 0, NULL},

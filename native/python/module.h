@@ -15,6 +15,7 @@
 #include "batch.h"
 #include "index.h"
 #include "io.h"
+#include "lz4_frame.h"
 #include "segment.h"
 #include "status.h"
 
@@ -43,6 +44,7 @@ typedef struct {
     PyObject *keywords[4];             /* interned: value, key, headers, timestamp */
     /* Bumped in a child process: handles of the parent are dead there. */
     unsigned fork_generation;
+    ls_lz4_decode lz4_decode;          /* the lz4 package's own function, or NULL */
 } ls_module;
 
 ls_module *ls_module_of_type(PyTypeObject *type);

@@ -278,21 +278,63 @@ PyObject *ls_record_from(ls_module *module, const ls_record *record, PyObject *t
     return (PyObject *)self;
 }
 
-bool ls_record_renew(ls_module *module, RecordObject *self, const ls_record *record)
+/* Whether a field's bytes object is this record's alone and of the size that is needed.  One byte and
+ * none are shared by the whole interpreter. */
+static inline bool reusable(PyObject *field, int32_t size)
 {
-    PyObject *value = field_from_disk(record->value, record->value_size);
-    PyObject *key = field_from_disk(record->key, record->key_size);
-    PyObject *headers =
-        record->header_count == 0 ? Py_NewRef(module->empty_tuple) : headers_from_disk(record);
-    if (value == NULL || key == NULL || headers == NULL) {
-        Py_XDECREF(value);
-        Py_XDECREF(key);
-        Py_XDECREF(headers);
+#ifdef Py_GIL_DISABLED
+    (void)field;
+    (void)size;
+    return false;
+#else
+    return size > 1 && Py_REFCNT(field) == 1 && PyBytes_CheckExact(field) &&
+           PyBytes_GET_SIZE(field) == size;
+#endif
+}
+
+/* The cached hash is that of what the bytes were.  CPython calls the member deprecated because it is
+ * not for writers of foreign objects; this object is nobody's but ours. */
+static inline void forget_hash(PyObject *bytes)
+{
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    ((PyBytesObject *)bytes)->ob_shash = -1;
+#pragma GCC diagnostic pop
+}
+
+/* False: raised, and the field is as it was. */
+static inline bool renew_field(PyObject **field, const uint8_t *data, int32_t size)
+{
+    if (reusable(*field, size)) {
+        memcpy(PyBytes_AS_STRING(*field), data, (size_t)size);
+        forget_hash(*field);
+        return true;
+    }
+    if (size < 0 && *field == Py_None) {
+        return true;
+    }
+    PyObject *fresh = field_from_disk(data, size);
+    if (fresh == NULL) {
         return false;
     }
-    Py_SETREF(self->value, value);
-    Py_SETREF(self->key, key);
-    Py_SETREF(self->headers, headers);
+    Py_SETREF(*field, fresh);
+    return true;
+}
+
+bool ls_record_renew(ls_module *module, RecordObject *self, const ls_record *record)
+{
+    if (!renew_field(&self->value, record->value, record->value_size) ||
+        !renew_field(&self->key, record->key, record->key_size)) {
+        return false;
+    }
+    if (record->header_count != 0 || self->headers != module->empty_tuple) {
+        PyObject *headers = record->header_count == 0 ? Py_NewRef(module->empty_tuple)
+                                                      : headers_from_disk(record);
+        if (headers == NULL) {
+            return false;
+        }
+        Py_SETREF(self->headers, headers);
+    }
     self->timestamp = record->timestamp;
     self->offset = record->offset;
     return true;

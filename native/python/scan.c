@@ -9,6 +9,9 @@
  */
 #include "module.h"
 
+#include "ahead.h"
+#include "memory.h"
+#include "run.h"
 #include "scan.h"
 
 #include <string.h>
@@ -20,11 +23,18 @@ typedef struct {
     PyObject *topic;                   /* strong or NULL */
     PyObject *decompress;              /* callable (codec, payload, limit) -> bytes; strong */
     PyObject *payload;                 /* decompressed records of the current batch; strong or NULL */
+    uint8_t *content;                  /* the same, where no Python was needed; or NULL */
+    size_t content_capacity;
     RecordObject *recent[2];           /* the last two handed out; strong: see hand_out() */
     PyObject *skipped;                 /* list of (position, next position, start, end); strong */
     ls_window window;
+    ls_ahead *ahead;                   /* of a long scan to columns; or NULL */
     ls_records records;                /* the current batch; remaining == 0: none */
     ls_batch batch;
+    ls_run run;                        /* taken off `records` but for run_at rows not handed out */
+    size_t run_at;                     /* rows handed out; == run.rows: none left */
+    size_t singly;                     /* records to take one by one before looking for a run */
+    int64_t run_timestamps[LS_RUN_ROWS];
     int64_t position;                  /* of the next batch */
     int64_t start;                     /* offsets below are not handed out */
     int64_t stop;                      /* nor these and above */
@@ -40,6 +50,9 @@ typedef struct {
     bool skip;
     bool busy;
     bool has_batch;
+    bool reading_ahead;                /* a thread of `ahead` runs, and has a pin of its own */
+    bool alone;                        /* reading ahead has not paid: no more of it */
+    int64_t began;                     /* where it began to read, or to read alone */
 } SegmentScanObject;
 
 /* Where to start looking for `offset`: by a segment's index (bytes), by the live index of a
@@ -114,6 +127,7 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->topic = topic == Py_None ? NULL : Py_NewRef(topic);
     self->decompress = Py_NewRef(decompress);
     self->position = position;
+    self->began = position;
     self->start = start;
     self->stop = stop;
     self->expected = landing >= 0 ? -1 : base_offset;
@@ -149,11 +163,53 @@ static int scan_clear(SegmentScanObject *self)
     return 0;
 }
 
+/* ---- reading ahead ---- */
+
+/* Lets a thread read ahead of a scan that has gone some way and has some way to go.  It pins the file
+ * for itself; a batch in use may lie in one of its windows, which stays as it is until the next batch
+ * is asked for. */
+static void start_ahead(SegmentScanObject *self)
+{
+    int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
+    if (self->alone || self->position - self->began < LS_AHEAD_AFTER_BYTES ||
+        limit - self->position < LS_AHEAD_MIN_BYTES) {
+        return;
+    }
+    if (self->ahead == NULL) {
+        self->ahead = ls_ahead_new(self->file->io, self->file->fd);
+    }
+    if (self->ahead == NULL || !ls_file_pin(self->file)) {
+        PyErr_Clear();
+        self->alone = true;
+        return;
+    }
+    self->reading_ahead = ls_ahead_start(self->ahead, self->position, limit, self->stop);
+    if (!self->reading_ahead) {
+        ls_file_unpin(self->file);
+    }
+    self->began = self->position;
+}
+
+/* What stopped the thread (damage, a huge batch, the end) is the scan's own to look at; it may be let
+ * loose again further on. */
+static void stop_ahead(SegmentScanObject *self)
+{
+    if (self->reading_ahead) {
+        ls_ahead_stop(self->ahead);
+        self->reading_ahead = false;
+        ls_file_unpin(self->file);
+        self->began = self->position;
+    }
+}
+
 static void scan_dealloc(SegmentScanObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     scan_clear(self);
+    stop_ahead(self);
+    ls_memory_give(self->content);
+    ls_ahead_free(self->ahead);
     ls_window_free(&self->window);
     Py_XDECREF(self->file);
     Py_XDECREF(self->topic);
@@ -279,13 +335,42 @@ static bool at_end(SegmentScanObject *self)
 
 /* ---- batches ---- */
 
+/* Kafka's usual lz4 frame, by the library's own function and without the GIL.  The content's size; -1
+ * for everything else, damage too: the codecs know what to do or say then. */
+static int64_t unpack_lz4(SegmentScanObject *self, const uint8_t *frame, size_t size)
+{
+    ls_lz4_decode decode = self->module->lz4_decode;
+    int64_t bound = decode == NULL ? -1 : ls_lz4_frame_bound(frame, size);
+    if (bound < 0 || bound > self->payload_max) {
+        return -1;
+    }
+    if (self->content_capacity < (size_t)bound) {
+        ls_memory_give(self->content);
+        self->content_capacity = 0;
+        self->content = ls_memory_take((size_t)bound);
+        if (self->content == NULL) {
+            return -1;
+        }
+        self->content_capacity = (size_t)bound;
+    }
+    int64_t made;
+    Py_BEGIN_ALLOW_THREADS             /* `busy` keeps window and content this thread's alone */
+    made = ls_lz4_frame_content(frame, size, decode, self->content, self->content_capacity);
+    Py_END_ALLOW_THREADS
+    return made;
+}
+
 static bool unpack(SegmentScanObject *self, const uint8_t *data)
 {
     size_t size = (size_t)self->batch.size - LS_BATCH_HEADER_BYTES;
     unsigned codec = ls_batch_codec(&self->batch);
     const uint8_t *payload = data + LS_BATCH_HEADER_BYTES;
     Py_CLEAR(self->payload);
-    if (codec != LS_CODEC_NONE && self->batch.record_count > 0) {
+    int64_t made = codec == LS_CODEC_LZ4 ? unpack_lz4(self, payload, size) : -1;
+    if (made >= 0) {
+        payload = self->content;
+        size = (size_t)made;
+    } else if (codec != LS_CODEC_NONE && self->batch.record_count > 0) {
         PyObject *view =
             PyMemoryView_FromMemory((char *)(uintptr_t)payload, (Py_ssize_t)size, PyBUF_READ);
         if (view == NULL) {
@@ -308,6 +393,7 @@ static bool unpack(SegmentScanObject *self, const uint8_t *data)
         size = (size_t)PyBytes_GET_SIZE(bytes);
     }
     ls_records_open(&self->records, &self->batch, payload, size);
+    self->run_at = self->run.rows = 0;
     self->has_batch = true;
     return true;
 }
@@ -370,6 +456,19 @@ enum { GIL_BYTES = 2048 };
 static ls_status load_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
 {
     ls_status status;
+    if (self->reading_ahead) {
+        if (ls_ahead_ready(self->ahead, self->position)) {
+            *data = ls_ahead_batch(self->ahead, self->position);
+        } else {
+            Py_BEGIN_ALLOW_THREADS     /* pinned and busy: see enter() */
+            *data = ls_ahead_batch(self->ahead, self->position);
+            Py_END_ALLOW_THREADS
+        }
+        if (*data != NULL) {
+            return ls_batch_parse(*data, LS_BATCH_HEADER_BYTES, &self->batch);
+        }
+        stop_ahead(self);
+    }
     if (ls_window_holds(&self->window, self->position, GIL_BYTES) && limit - self->position > 61) {
         status = ls_window_header(&self->window, self->position, limit, &self->batch);
         if (status.code != LS_OK) {
@@ -521,6 +620,52 @@ static PyObject *hand_out(SegmentScanObject *self, const ls_record *record)
     return Py_NewRef(oldest);
 }
 
+/* The next record of the current batch, by runs where records are alike. */
+static inline ls_code next_record(SegmentScanObject *self, ls_record *record)
+{
+    if (self->run_at == self->run.rows) {
+        if (self->singly == 0) {
+            self->run_at = 0;
+            self->run.rows = 0;
+            if (ls_run_take(&self->records, &self->run, self->run_timestamps, LS_RUN_ROWS) <
+                LS_RUN_SHORT) {
+                self->singly = LS_RUN_ROWS;
+            }
+        } else {
+            self->singly--;
+        }
+        if (self->run_at == self->run.rows) {
+            return ls_records_quick(&self->records, record)
+                       ? LS_OK
+                       : ls_records_next(&self->records, record);
+        }
+    }
+    size_t row = self->run_at++;
+    size_t away = row * self->run.stride;
+    record->offset = self->run.offset + (int64_t)row;
+    record->timestamp = self->run_timestamps[row];
+    record->key = self->run.key + away;
+    record->value = self->run.value + away;
+    record->key_size = self->run.key_size;
+    record->value_size = self->run.value_size;
+    record->header_count = 0;
+    record->headers_size = 0;
+    record->headers = record->value;
+    return LS_OK;
+}
+
+/* Gives back to the walk what was taken off it and not handed out. */
+static void return_run(SegmentScanObject *self)
+{
+    size_t left = self->run.rows - self->run_at;
+    if (left != 0) {
+        self->records.at = self->run.first + self->run_at * self->run.stride;
+        self->records.remaining += (int32_t)left;
+        self->records.previous_delta -= (int32_t)left;
+        self->run_at = self->run.rows = 0;
+    }
+}
+
 static PyObject *scan_next(SegmentScanObject *self)
 {
     if (self->busy) {
@@ -533,6 +678,9 @@ static PyObject *scan_next(SegmentScanObject *self)
             if (!enter(self)) {
                 return NULL;
             }
+            if (!self->reading_ahead) {
+                start_ahead(self);
+            }
             batch_state state = next_batch(self, false, &data);
             leave(self);
             if (state != BATCH_READY) {
@@ -540,10 +688,7 @@ static PyObject *scan_next(SegmentScanObject *self)
             }
         }
         ls_record record;
-        ls_code code = LS_OK;
-        if (!ls_records_quick(&self->records, &record)) {
-            code = ls_records_next(&self->records, &record);
-        }
+        ls_code code = next_record(self, &record);
         if (code == LS_OK) {
             if (record.offset < self->start) {
                 continue;
@@ -567,6 +712,25 @@ static PyObject *scan_next(SegmentScanObject *self)
 
 /* ---- as columns ---- */
 
+static bool is_plain(const ls_batch *batch)
+{
+    return (batch->attributes & (LS_ATTR_CODEC | LS_ATTR_CONTROL)) == 0;
+}
+
+/* The sound batch at the scan's position.  False: not plain, or not to be had like this. */
+static bool plain_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
+{
+    if (self->reading_ahead) {
+        *data = ls_ahead_batch(self->ahead, self->position);
+        return *data != NULL &&
+               ls_batch_parse(*data, LS_BATCH_HEADER_BYTES, &self->batch).code == LS_OK;
+    }
+    /* The header first: what is not plain is another's to verify, once. */
+    return ls_window_header(&self->window, self->position, limit, &self->batch).code == LS_OK &&
+           is_plain(&self->batch) &&
+           ls_window_batch(&self->window, self->position, limit, &self->batch, data).code == LS_OK;
+}
+
 /* Fills from plain batches in a row, without the GIL and without touching a Python object: pinned and
  * busy, the scan is this thread's alone.  LS_OK: full, or stopped; LS_E_INVALID: what comes next
  * (the end, compression, control batches, damage) needs the interpreter. */
@@ -578,11 +742,9 @@ static ls_code fill_plain(SegmentScanObject *self, ls_columns *columns, bool *st
             int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
             const uint8_t *data;
             if (self->landing >= 0 || self->position >= limit ||
-                ls_window_batch(&self->window, self->position, limit, &self->batch, &data).code !=
-                    LS_OK ||
-                check_order(self).code != LS_OK || self->batch.base_offset >= self->stop ||
-                self->batch.last_offset < self->start ||
-                (self->batch.attributes & (LS_ATTR_CODEC | LS_ATTR_CONTROL)) != 0) {
+                !plain_batch(self, limit, &data) || check_order(self).code != LS_OK ||
+                self->batch.base_offset >= self->stop || self->batch.last_offset < self->start ||
+                !is_plain(&self->batch)) {
                 return LS_E_INVALID;
             }
             ls_records_open(&self->records, &self->batch, data + LS_BATCH_HEADER_BYTES,
@@ -607,13 +769,20 @@ static PyObject *scan_fill(SegmentScanObject *self, PyObject *arg)
     }
     ls_columns *columns = ls_column_builder_of(arg);
     if (columns == NULL || !enter(self)) {
+        if (!self->busy) {
+            stop_ahead(self);          /* closed: let go of the file */
+        }
         return NULL;
     }
     PyObject *result = NULL;
+    return_run(self);
     ls_column_builder_busy(arg, true);
     for (;;) {
         bool stopped;
         ls_code code;
+        if (!self->reading_ahead) {
+            start_ahead(self);
+        }
         Py_BEGIN_ALLOW_THREADS         /* pinned and busy, as is the builder */
         code = fill_plain(self, columns, &stopped);
         Py_END_ALLOW_THREADS

@@ -377,3 +377,26 @@ def test_the_engine_accepts_no_forged_batch_that_the_reference_refuses(
             lenient = control or any(word in violation for word in LENIENT)
             assert found is None or lenient, f"{violation}: read as {found}\n{forged.hex()}"
     assert refused > 300
+
+
+def test_every_border_of_the_varints_is_written_as_the_reference_writes_it(
+    fresh: Callable[[], Path],
+) -> None:
+    """Sizes, times and record numbers around 64, 128 and 8,192, where another byte is needed."""
+    rng = random.Random(3)
+    sizes = [0, 1, 31, 32, 33, 55, 56, 57, 58, 63, 64, 65, 127, 128, 255, 256, 257, 8_100, 8_174,
+             8_175, 8_176, 8_177, 8_190, 8_191, 8_192, 8_193]  # fmt: skip
+    deltas = [0, 0, 0, 1, 62, 63, 64, 65, 8_191, 8_192, -1, -64, -65]
+    items = [
+        ReferenceRecord(
+            value=rng.randbytes(rng.choice(sizes) if number % 50 == 0 else rng.choice(sizes[:12])),
+            key=b"k" if number % 97 == 0 else None,
+            timestamp=1_700_000_000_000 + (rng.choice(deltas) if number else 0),
+        )
+        for number in range(8_400)
+    ]
+    path = fresh()
+    with Partition.open(path, config={"max.message.bytes": 1 << 24}) as log:
+        log.extend([Record(item.value, key=item.key, timestamp=item.timestamp) for item in items])
+    file = path / f"{0:020}.log"
+    assert file.read_bytes() == encode_batch(items)

@@ -2,12 +2,6 @@
 
 #include <string.h>
 
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define CAN_COMPARE_WORDS 1
-#else
-#define CAN_COMPARE_WORDS 0            /* runs of one: right, if slower */
-#endif
-
 enum { SLACK = 32 };                   /* as ls_records_quick keeps behind a record */
 
 static uint64_t load64(const uint8_t *p)
@@ -84,7 +78,7 @@ size_t ls_run_take(ls_records *records, ls_run *run, int64_t timestamps[LS_RUN_R
     run->key_size = record.key_size;
     run->value_size = record.value_size;
     timestamps[0] = record.timestamp;
-    size_t more = CAN_COMPARE_WORDS ? followers(records, stride, least(rows_max, LS_RUN_ROWS)) : 0;
+    size_t more = followers(records, stride, least(rows_max, LS_RUN_ROWS));
     if (more == 0) {
         return 1;
     }

@@ -40,8 +40,8 @@ FACADE = "logstore"
 MAY_USE_FACADE = frozenset({"testing", "cli"})
 
 CORE_ROOMS = (
-    *("status", "format", "crc32c", "murmur2", "io", "memory"),
-    *("batch", "columns", "index", "segment", "offset_map", "cleaner"),
+    *("status", "format", "crc32c", "murmur2", "io", "memory", "lz4_frame"),
+    *("batch", "run", "columns", "index", "segment", "ahead", "offset_map", "cleaner"),
 )
 
 # ---- Python: who imports whom ---------------------------------------------------------------

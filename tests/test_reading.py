@@ -232,9 +232,6 @@ def test_columns_equal_records(make_log: MakeLog, rows: int, codec: str) -> None
                 timestamp=i,
             )
     records = list(log)
-    assert [list(c.values) for c in log.scan().columns(rows, threads=2)] == [
-        list(c.values) for c in log.scan().columns(rows)
-    ]
     chunks = list(log.scan().columns(rows))
     assert all(len(chunk) <= rows for chunk in chunks)
     assert [o for c in chunks for o in c.offsets.tolist()] == [r.offset for r in records]

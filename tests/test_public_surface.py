@@ -99,7 +99,7 @@ SIGNATURES = [
     (Partition.sync, "(self)"),
     (Partition.close, "(self)"),
     (Partition.check, "(self)"),
-    (Scan.columns, "(self, rows=65536, *, fields=None, threads=1)"),
+    (Scan.columns, "(self, rows=65536, *, fields=None)"),
     (Scan.batches, "(self)"),
     (Scan.to_arrow, "(self, *, fields=None)"),
     (Scan.to_pandas, "(self, *, fields=None)"),

@@ -270,21 +270,20 @@ class DirectoryLock:
         finally:
             parent.close()
 
-    def share(self, directory: Directory) -> DirectoryLock:
-        """For a partition below a root that this lock is for: the root's lock serves it, too.
-
-        Raises LockedError when someone holds the partition's own lock, taken before there was a
-        root to lock.
-        """
+    def share(self) -> DirectoryLock:
+        """For a partition below the root that this lock is for: the root's lock serves it, too."""
         shared = DirectoryLock.__new__(DirectoryLock)
         shared._fds, shared._root, shared.created = [], self, False
-        if self.created and directory.exists(self.NAME):
+        return shared
+
+    def check_free(self, directory: Directory) -> None:
+        """Raise LockedError when someone took a partition's own lock before there was a root's."""
+        if directory.exists(self.NAME):
+            shared = self.share()
             try:
                 shared._acquire(directory, fcntl.F_WRLCK, create=False)
-            except BaseException:
+            finally:
                 shared.release()
-                raise
-        return shared
 
     def _acquire(self, directory: Directory, kind: int, *, create: bool) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)

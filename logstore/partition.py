@@ -226,7 +226,7 @@ class Partition:
                    clock=clock)  # fmt: skip
         try:
             self._claims = claims
-            self._owner = None if lock is None else lock.share(self._directory)
+            self._owner = None if lock is None else lock.share()
             self._load(progress)
         except BaseException:
             self._drop()

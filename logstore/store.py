@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from logstore._files import Directory, DirectoryLock, segment_name
 from logstore.checkpoint import (
@@ -55,7 +55,6 @@ from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import (
     ClosedError,
     ForkedHandleError,
-    LockedError,
     LogStoreError,
     NotALogError,
     ReadOnlyError,
@@ -76,6 +75,8 @@ from logstore.root import (
 from logstore.topic import Topic, TopicDescription, check_topic_name
 
 __all__ = ["Store", "StoreRecovery", "open"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("logstore.store")
 
@@ -208,8 +209,15 @@ class Store(Mapping[str, Topic]):
 
     def _take_over(self, progress: RecoveryProgress | None) -> None:
         """Become the owner: from the first change on, the directory is not closed cleanly."""
-        directory = self._directory
+        directory, owner = self._directory, self._owner
         self._load_root()
+        assert owner is not None
+        if owner.created:
+            # Without a lock before, nobody who opened a partition alone could be noticed yet.
+            for topic in self._topics.values():
+                for number in topic._numbers:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._in_partition(topic.name, number, owner.check_free)
         new = not self._topics and not directory.exists(NodeIdentity.NAME)
         if self._left.foreign:
             self._forget_own_state()
@@ -218,10 +226,8 @@ class Store(Mapping[str, Topic]):
             self.identity = NodeIdentity.new()
             self.identity.write(directory)
         self._finish_changes()
-        assert self._owner is not None
         self.recovery.clean = self._left.clean or new
-        if not self.recovery.clean or self._owner.created:
-            # Without a lock before, nobody who opened a partition alone could be noticed yet.
+        if not self.recovery.clean:
             self._recover(progress)
 
     def _forget_own_state(self) -> None:
@@ -233,13 +239,8 @@ class Store(Mapping[str, Topic]):
         self._look_around()
         for topic in self._topics.values():
             for number in topic._numbers:
-                partition = Directory(self.path / f"{topic.name}-{number}")
-                try:
-                    partition.unlink(PartitionState.NAME)
-                    partition.unlink(DurableMark.NAME)
-                    partition.sync()
-                finally:
-                    partition.close()
+                with contextlib.suppress(FileNotFoundError):
+                    self._in_partition(topic.name, number, _forget_state)
 
     def _finish_changes(self) -> None:
         """Undo creations and finish deletions that a crash cut short."""
@@ -279,9 +280,6 @@ class Store(Mapping[str, Topic]):
                 self.recovery.partitions[name] = partition.recovery
 
         _at_once([functools.partial(open_one, topic, number) for topic, number in wanted])
-        for error in self.recovery.failed.values():
-            if isinstance(error, LockedError):
-                raise error
 
     def _open_partition(
         self, topic: Topic, number: int, *, progress: RecoveryProgress | None = None
@@ -349,9 +347,13 @@ class Store(Mapping[str, Topic]):
         self._topics = topics
 
     def _topic_id(self, name: str, number: int) -> uuid.UUID | None:
+        return self._in_partition(name, number, read_topic_id)
+
+    def _in_partition(self, name: str, number: int, act: Callable[[Directory], T]) -> T:
+        """Do something in a partition's directory without opening the partition."""
         directory = Directory(self.path / f"{name}-{number}")
         try:
-            return read_topic_id(directory)
+            return act(directory)
         finally:
             directory.close()
 
@@ -780,6 +782,12 @@ class Store(Mapping[str, Topic]):
                 stacklevel=2,
                 source=self,
             )
+
+
+def _forget_state(directory: Directory) -> None:
+    directory.unlink(PartitionState.NAME)
+    directory.unlink(DurableMark.NAME)
+    directory.sync()
 
 
 def _refuse_foreign(directory: Directory) -> None:

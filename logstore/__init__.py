@@ -7,6 +7,7 @@
 """
 
 from logstore.clock import Clock, ManualClock, SystemClock
+from logstore.compaction import CompactedSegment, CompactionReport, Compactor
 from logstore.config import ConfigError, PartitionConfig
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
@@ -49,6 +50,9 @@ __all__ = [
     "Clock",
     "ClosedError",
     "Columns",
+    "CompactedSegment",
+    "CompactionReport",
+    "Compactor",
     "ConfigError",
     "CorruptLogError",
     "Damage",

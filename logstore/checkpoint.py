@@ -1,10 +1,10 @@
 """Small files beside the log: the partition's own state, the durable mark, Kafka's text files.
 
-``logstore.state`` and ``logstore.durable`` are ours; Kafka ignores them.  The first is replaced
-atomically and says how the log was left; the second is overwritten in place after every fsync and
-says how much of the log is known to be on stable storage.  Both are checksummed, and both only ever
-claim what was true before they were written: one that is missing, torn or stale costs a longer
-recovery, never a record.
+``logstore.state``, ``logstore.durable`` and ``logstore.cleaner`` are ours; Kafka ignores them.  The
+first is replaced atomically and says how the log was left; the second is overwritten in place after
+every fsync and says how much of the log is known to be on stable storage; the third says how far
+compaction got.  All are checksummed, and only ever claim what was true before they were written:
+one that is missing, torn or stale costs a longer recovery, never a record.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from logstore._files import Directory
 from logstore.errors import NotALogError
 
 __all__ = [
+    "CleanerCheckpoint",
     "DurableMark",
     "PartitionState",
     "read_leader_epochs",
@@ -123,6 +124,36 @@ class DurableMark:
             if _native.crc32c(content[:8]) == checksum and offset >= 0:
                 return int(offset)
         return -1
+
+
+class CleanerCheckpoint:
+    """The first offset that has not been through compaction, kept in one small file.
+
+    A value that is too low, or missing, costs a longer compaction, never a record.  A broker keeps
+    the same number in a file beside its partitions; a partition that stands alone keeps its own.
+    """
+
+    NAME = "logstore.cleaner"
+
+    @classmethod
+    def write(cls, directory: Directory, offset: int) -> None:
+        body = b"%d" % offset
+        directory.replace(cls.NAME, b"%08x %b\n" % (_native.crc32c(body), body))
+
+    @classmethod
+    def read(cls, directory: Directory) -> int:
+        """The recorded offset, or -1 when there is none that can be trusted."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            checksum, _, body = directory.read(cls.NAME, 64).rstrip(b"\n").partition(b" ")
+            if int(checksum, 16) == _native.crc32c(body):
+                return int(body)
+        return -1
+
+    @classmethod
+    def lower(cls, directory: Directory, offset: int) -> None:
+        """Before the log is cut: what comes behind the cut has not been compacted."""
+        if cls.read(directory) > offset:
+            cls.write(directory, offset)
 
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"

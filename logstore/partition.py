@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast, overload
@@ -38,6 +38,7 @@ from logstore._files import (
     segment_name,
 )
 from logstore.checkpoint import (
+    CleanerCheckpoint,
     DurableMark,
     PartitionState,
     read_leader_epochs,
@@ -73,6 +74,7 @@ from logstore.recovery import (
 from logstore.retention import ClockGuard, RetentionDecision, RetentionPolicy
 from logstore.scan import Scan
 from logstore.segment import Segment, SegmentContents, decompress, empty_contents
+from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
 from logstore.writer import Writer, buffer_sizes, codec_number
 
 __all__ = ["Partition"]
@@ -132,6 +134,9 @@ class Partition:
         # Guards what is to be synced, and the state file; taken last, held for moments.
         self._syncing = threading.Lock()
         self._appended = threading.Condition(threading.Lock())
+        # Held while segments are rewritten: one compaction or purge at a time.
+        self._rewriting = threading.Lock()
+        self._cuts = 0  # truncations so far: what was read before one may not hold behind it
         self._followers = 0
         self._spare: list[_Batches] = []
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
@@ -433,6 +438,7 @@ class Partition:
         self._writer = None
         self._lock = threading.RLock()
         self._syncing = threading.Lock()
+        self._rewriting = threading.Lock()
         self._appended = threading.Condition(threading.Lock())
         if self._owner is not None:
             self._owner.release()
@@ -491,6 +497,16 @@ class Partition:
     def config(self) -> PartitionConfig:
         """The settings it was opened with."""
         return self._config
+
+    @property
+    def clock(self) -> Clock:
+        """The clock it was opened with."""
+        return self._clock
+
+    @property
+    def directory(self) -> Directory:
+        """The open directory; for the rooms that work on its files."""
+        return self._directory
 
     @property
     def durability(self) -> str:
@@ -1049,6 +1065,8 @@ class Partition:
             position, batch = self._cut_at(last, end_offset)
         later = self._segments[number + 1 :]
         # Claims are lowered before the data is cut, and readers told to look again.
+        self._cuts += 1
+        CleanerCheckpoint.lower(self._directory, end_offset)
         self._version += 1
         self._recovery_point = min(self._recovery_point, last.base_offset)
         self._commit.lower(last.base_offset)
@@ -1177,6 +1195,105 @@ class Partition:
             self._epochs = changed
             self._plain = False
 
+    # ---- rewriting ----
+
+    @property
+    def first_dirty_offset(self) -> int:
+        """Compaction has been over everything below this; the start of the log when it has not."""
+        start, end = self.start_offset, self.end_offset
+        offset = CleanerCheckpoint.read(self._directory)
+        return offset if start <= offset <= end else start
+
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[int]:
+        """Nobody else rewrites segments meanwhile; for Compactor.
+
+        Appends, rolls, cuts and reads go on; the number it gives tells `was_cut_since` where it
+        began.  Raises ReadOnlyError, ClosedError, or ValueError when a compaction is under way.
+        """
+        with self._lock:
+            self._next_offset()
+            cuts = self._cuts
+        if not self._rewriting.acquire(blocking=False):
+            raise ValueError(f"{self.name} is being compacted or purged already")
+        try:
+            yield cuts
+        finally:
+            self._rewriting.release()
+
+    def was_cut_since(self, cuts: int) -> bool:
+        """Whether records that were read then may be gone now; for Compactor."""
+        return self._cuts != cuts
+
+    def replace_segments(self, old: Sequence[Segment], new: RewrittenSegment, cuts: int) -> bool:
+        """Put a rewritten segment in the place of sealed ones in a row; for Compactor.
+
+        False, with nothing changed, when the log was cut since, or when `old` are not its segments
+        any more.  Readers that are in the old files stay there.  Safe against a crash at any point.
+        """
+        with self._lock:
+            self._next_offset()
+            if self._cuts != cuts or not self._has_in_a_row(old):
+                return False
+            plan = SwapPlan(new, tuple(segment.base_offset for segment in old))
+            try:
+                self._replace_locked(old, plan)
+            except KeyboardInterrupt:
+                try:
+                    self._replace_locked(old, plan)  # half a swap helps nobody
+                except BaseException as error:
+                    self._fail(error)
+                    raise
+                raise
+        log.info("%s: rewrote the segments from offset %d to %d", self.name, new.base_offset,
+                 cast(int, old[-1].next_base))  # fmt: skip
+        return True
+
+    def _has_in_a_row(self, segments: Sequence[Segment]) -> bool:
+        try:
+            first = self._segments.index(segments[0])
+        except ValueError:
+            return False
+        here = self._segments[first : first + len(segments)]
+        return here == tuple(segments) and all(segment.sealed for segment in here)
+
+    def _replace_locked(self, old: Sequence[Segment], plan: SwapPlan) -> None:
+        end = cast(int, old[-1].next_base)
+        for segment in old:
+            segment.retire()
+        # Before a name changes: offsets may be missing from here on, and readers must look again.
+        self._version += 1
+        self._dense_from = max(self._dense_from, end)
+        self._write_state(clean=False, sync=True)
+        try:
+            plan.write(self._directory)
+        except OSError:
+            self._directory.unlink(SWAP_PLAN)
+            raise
+        try:
+            plan.apply(self._directory)
+            new = self._make_segment(plan.new.base_offset, False)
+            new.next_base = end
+            for segment in old:
+                self._warm.pop(segment.base_offset, None)
+            rest = [segment for segment in self._segments if segment.base_offset not in plan.old]
+            self._publish(sorted([*rest, new], key=lambda segment: segment.base_offset))
+            self._version += 1
+            self._write_state(clean=False, sync=True)
+            plan.finish(self._directory)
+        except OSError as error:
+            self._fail(error)  # the plan is on disk: opening again finishes it
+            raise
+
+    def note_cleaned(self, offset: int, cuts: int) -> None:
+        """Write down that compaction has been over everything below an offset; for Compactor.
+
+        Nothing is noted when the log was cut since.
+        """
+        with self._lock:
+            if self._cuts == cuts and offset <= self._next_offset():
+                CleanerCheckpoint.write(self._directory, offset)
+
     # ---- reading ----
 
     def scan(
@@ -1239,6 +1356,24 @@ class Partition:
         if record is None:
             raise RecordNotFoundError(wanted, where=self.name)
         return record
+
+    def get(self, key: bytes) -> Record | None:
+        """The newest record of a key; None when there is none, or it is a tombstone.
+
+        There is no index of keys: segments are read from the newest back to the first that has the
+        key, and all of them when none does.
+        """
+        if not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes, not {type(key).__name__}")
+        start, offset = self.start_offset, self.end_offset
+        while offset > start:
+            segment = self.segment_for(offset - 1)
+            found = segment.newest_of(key, start)
+            if found >= 0:
+                record = segment.get(found)
+                return None if record is None or record.value is None else record
+            offset = segment.base_offset
+        return None
 
     def _slice(self, offsets: slice) -> Scan:
         if offsets.step not in (None, 1):
@@ -1314,8 +1449,31 @@ class Partition:
         bases, segments = self._view
         segment = segments[max(0, bisect.bisect_right(bases, offset) - 1)]
         if segment.sealed:
+            if self._readonly and segment.base_offset not in self._warm and not self._hold(segment):
+                return self.segment_for(offset)
             self._keep_warm(segment)
         return segment
+
+    def _hold(self, segment: Segment) -> bool:
+        """Open a sealed segment's files while they are still those of the log we know.
+
+        False when the writer has put others in their place: then the log was loaded anew.
+        """
+        try:
+            segment.file  # noqa: B018  opened, and kept
+            segment.offset_index  # noqa: B018
+        except FileNotFoundError:
+            if not self._is_outdated():
+                raise
+        if not self._is_outdated():
+            return True
+        with self._lock:
+            self._reload()
+        return False
+
+    def _is_outdated(self) -> bool:
+        state = PartitionState.read(self._directory)
+        return state is not None and state.version != self._version
 
     def _keep_warm(self, segment: Segment) -> None:
         """Bound the descriptors and indexes that sealed segments hold."""

@@ -31,10 +31,16 @@ from logstore._files import (
     boot_id,
     segment_name,
 )
-from logstore.checkpoint import DurableMark, PartitionState, read_leader_epochs
+from logstore.checkpoint import (
+    CleanerCheckpoint,
+    DurableMark,
+    PartitionState,
+    read_leader_epochs,
+)
 from logstore.epochs import LeaderEpochs
 from logstore.errors import NotALogError, UnsupportedFormatError
 from logstore.segment import Segment, SegmentContents, empty_contents
+from logstore.swap import SWAP_PLAN, SwapPlan
 
 __all__ = ["Damage", "RecoveryProgress", "RecoveryReport", "TornTail", "load"]
 
@@ -83,6 +89,7 @@ class RecoveryReport:
     removed: list[Path] = dataclasses.field(default_factory=list)
     set_aside: list[Path] = dataclasses.field(default_factory=list)
     truncation_finished: bool = False
+    swap_finished: bool = False  # rewritten segments took the place of old ones
 
     def __str__(self) -> str:
         if self.clean:
@@ -151,7 +158,7 @@ def refuse_foreign(directory: Directory) -> None:
     if any(name.endswith(".log") for name in names):
         return
     known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
-             "partition.metadata", TRUNCATION_PLAN}  # fmt: skip
+             "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME}  # fmt: skip
     for name in sorted(names):
         recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
         if name not in known and not recognised and ".torn-" not in name:
@@ -195,6 +202,7 @@ class _Loader:
         self.total_bytes = 0
         self.mark = -1
         self.epochs = LeaderEpochs()
+        self.staged: set[int] = set()  # readonly: segments that are still named .swap
 
     def load(self) -> LoadedLog:
         # Before the listing: beside a writer the files may be ahead of the mark, never behind it.
@@ -216,7 +224,12 @@ class _Loader:
         names = self.directory.names()
         while self.readonly and sorted(names) != sorted(again := self.directory.names()):
             names = again  # a listing that races with a roll may miss a name
+        if self.readonly and SWAP_PLAN in names:
+            names = self.as_planned(names)
         if not self.readonly:
+            if SWAP_PLAN in names:
+                self.finish_planned_swap()
+                names = self.directory.names()
             if TRUNCATION_PLAN in names:
                 self.finish_truncation()
                 names = self.directory.names()
@@ -232,6 +245,8 @@ class _Loader:
         segments = [self.make_segment(base, base >= dense_from) for base in bases]
         for segment, following in zip(segments, bases[1:], strict=False):
             segment.next_base = following
+        for segment in segments:
+            segment.stage = ".swap" if segment.base_offset in self.staged else ""
         start = max(bases[0], state.start_offset if state else 0)
         if state is not None and state.clean and self.matches(state, segments):
             loaded = self.load_clean(state, segments, set(names))
@@ -571,6 +586,36 @@ class _Loader:
                 self.set_aside(segment, f"the log ends below its start offset {start}")
         segment = self.make_segment(start, True)
         return LoadedLog([segment], empty_contents(start), start, start, start, start, self.report)
+
+    # ---- an interrupted swap ----
+
+    def finish_planned_swap(self) -> None:
+        plan = SwapPlan.read(self.directory)
+        if plan is None:
+            self.directory.unlink(SWAP_PLAN)  # not written in full: nothing was renamed yet
+            self.directory.sync()
+            return
+        if plan.is_sound(self.directory):
+            plan.apply(self.directory)
+            self.report.swap_finished = True
+        else:
+            log.warning(
+                "%s: a rewritten segment is damaged; the old ones stay", self.directory.path
+            )
+            plan.revert(self.directory)
+        plan.finish(self.directory)
+
+    def as_planned(self, names: list[str]) -> list[str]:
+        """The names a reader goes by while a writer swaps segments, or died doing so."""
+        plan = SwapPlan.read(self.directory)
+        if plan is None or any(f"{name}.cleaned" in names for name in plan.new.names()):
+            return names  # the old ones are all still there
+        new = plan.new.base_offset
+        log_name = segment_name(new, ".log")
+        if f"{log_name}.swap" in names:
+            self.staged.add(new)
+        hidden = {segment_name(base, suffix) for base in plan.old for suffix in SEGMENT_SUFFIXES}
+        return [name for name in names if name not in hidden] + plan.new.names()
 
     # ---- an interrupted truncation ----
 

@@ -28,6 +28,8 @@ __all__ = ["Segment", "SegmentContents"]
 
 RELATIVE_MAX = (1 << 31) - 1
 _EPOCH = struct.Struct(">iq")
+READ_BYTES = 256 << 10
+STEP_BYTES = 8 << 20  # read between two looks at signals
 
 
 def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
@@ -115,6 +117,10 @@ class Segment:
         self._times_checked = False
         self._max_timestamp: int | None = None  # of a sealed one, once the log bears it out
         self._flushed = (0, 0)  # index bytes that are already in the files, while active
+        # Others are taking its files' names: it keeps what it has open.
+        self._retired = False
+        # Set by a reader that finds the files under a name they have for a moment only.
+        self.stage = ""
         # Set while this is the segment that is appended to, by this process.
         self.writer: _native.SegmentWriter | None = None
         # Where the next segment starts; None for the last one.
@@ -150,7 +156,7 @@ class Segment:
         """Bytes of whole batches in the .log file."""
         if self._file is not None:
             return self._file.end
-        return self._directory.size(segment_name(self.base_offset, ".log"))
+        return self._directory.size(self._name(".log"))
 
     @property
     def max_timestamp(self) -> int:
@@ -189,8 +195,13 @@ class Segment:
         """The open .log file."""
         file = self._file
         if file is None:
-            file = self._file = self._directory.open(segment_name(self.base_offset, ".log"))
+            file = self._file = self._directory.open(self._name(".log"))
         return file
+
+    def _name(self, suffix: str) -> str:
+        name = segment_name(self.base_offset, suffix)
+        staged = f"{name}{self.stage}"
+        return staged if self.stage and self._directory.exists(staged) else name
 
     def __repr__(self) -> str:
         state = "sealed" if self.sealed else "active"
@@ -243,6 +254,33 @@ class Segment:
         for found in self.scan(offset, offset + 1, on_corrupt="skip"):
             return found
         return next(self.scan(offset, offset + 1), None)
+
+    def newest_of(self, key: bytes, start: int = 0) -> int:
+        """The greatest offset from `start` on whose record has this key, or -1.  Reads it all."""
+        file, position, expected = self.file, 0, self.base_offset
+        finder = _native.Cleaner(
+            None,
+            base_offset=self.base_offset,
+            interval_bytes=self.config.index_interval_bytes,
+            offset_map=None,
+            key=key,
+            transactions=None,
+            producers=(),
+            start_offset=start,
+            end_offset=-1,
+            now_ms=0,
+            delete_retention_ms=0,
+            decompress=decompress,
+            compress=codecs.compress,
+            payload_max=self.config.max_decompressed_message_bytes,
+            io_bytes=READ_BYTES,
+        )
+        limit = file.end
+        while position < limit:
+            position, expected = finder.feed(
+                file, position, limit, expected, self.offset_max, STEP_BYTES
+            )
+        return finder.counts()["last_purged_offset"]
 
     def offset_for_time(self, timestamp: int, start: int = 0) -> int | None:
         """The first record from `start` on, in offset order, that is not older than `timestamp`."""
@@ -323,11 +361,18 @@ class Segment:
 
     def release(self) -> None:
         """Forget descriptor and indexes.  Scans under way keep the file open by themselves."""
-        if self.writer is None:
+        if self.writer is None and not self._retired:
             self._file = None
             self._offset_index = None
             self._time_index = None
             self._times_checked = False
+
+    def retire(self) -> None:
+        """Other files are about to take its names: whoever still holds it reads these."""
+        if not self._retired:
+            self.file  # noqa: B018  opened while the name still means this one
+            self._load_indexes()
+            self._retired = True
 
     # ---- walking the file ----
 
@@ -358,8 +403,8 @@ class Segment:
         most = self.config.segment_index_bytes
         try:
             bound = max(most, 16 << 20)
-            offsets = self._directory.read(segment_name(self.base_offset, ".index"), bound)
-            times = self._directory.read(segment_name(self.base_offset, ".timeindex"), bound)
+            offsets = self._directory.read(self._name(".index"), bound)
+            times = self._directory.read(self._name(".timeindex"), bound)
         except FileNotFoundError:
             contents = self.walk()
             offsets, times = contents.offsets, self.final_times(contents)

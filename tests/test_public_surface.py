@@ -17,6 +17,7 @@ import pytest
 import logstore
 from logstore import (
     Columns,
+    Compactor,
     OffsetIndex,
     Partition,
     Record,
@@ -31,6 +32,7 @@ from logstore import (
 NAMES = {
     *("BytesColumn", "Columns", "OffsetIndex", "Partition", "Record", "Scan", "Segment"),
     *("TimeIndex", "Writer"),
+    *("CompactedSegment", "CompactionReport", "Compactor"),
     *("Clock", "ManualClock", "SystemClock"),
     *("ConfigError", "PartitionConfig"),
     *("Damage", "RecoveryReport", "Skipped", "TornTail"),
@@ -87,6 +89,7 @@ SIGNATURES = [
         "timeout=None, max_records=None, on_corrupt='raise')",
     ),
     (Partition.tail, "(self, n)"),
+    (Partition.get, "(self, key)"),
     (Partition.offset_for_time, "(self, when)"),
     (Partition.read_batches, "(self, offset, max_bytes=1048576)"),
     (Partition.truncate, "(self, end_offset)"),
@@ -99,6 +102,13 @@ SIGNATURES = [
     (Partition.sync, "(self)"),
     (Partition.close, "(self)"),
     (Partition.check, "(self)"),
+    (
+        Compactor,
+        "(partition, *, memory_bytes=134217728, delete_retention_ms=None, min_lag_ms=None, "
+        "max_lag_ms=None, min_cleanable_dirty_ratio=None, io_bytes=524288, progress=None)",
+    ),
+    (Compactor.run, "(self, dry_run=False)"),
+    (Compactor.purge, "(self, key, *, dry_run=False)"),
     (Scan.columns, "(self, rows=65536, *, fields=None)"),
     (Scan.batches, "(self)"),
     (Scan.to_arrow, "(self, *, fields=None)"),
@@ -115,7 +125,7 @@ ATTRIBUTES = {
     Partition: {
         *("path", "topic", "number", "closed", "readonly", "config"),
         *("start_offset", "end_offset", "durable_offset", "high_watermark", "last_stable_offset"),
-        *("segments", "recovery", "leader_epoch", "leader_epochs"),
+        *("segments", "recovery", "leader_epoch", "leader_epochs", "first_dirty_offset"),
     },
     Store: {"path", "closed", "readonly", "recovery", "identity"},
     Topic: {"name", "id", "config", "partitioner"},

@@ -1,6 +1,7 @@
 """The public test kit: an oracle, a model and a checker for logs, and strategies to feed them.
 
 ``reference``    encodes and decodes Kafka's record batches in plain Python
+``compaction``   what one pass of compaction leaves, in plain Python
 ``model``        ``LogModel``: what a partition means, as a list
 ``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from logstore.testing.compaction import CompactionRules, reference_compaction
 from logstore.testing.invariants import check_invariants
 from logstore.testing.model import LogModel, as_reference
 from logstore.testing.reference import (
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from logstore.testing.strategies import batches, record_lists, records
 
 __all__ = [
+    "CompactionRules",
     "FormatViolation",
     "LogModel",
     "ReferenceBatch",
@@ -37,6 +40,7 @@ __all__ = [
     "read_log",
     "record_lists",
     "records",
+    "reference_compaction",
 ]
 
 

@@ -375,6 +375,9 @@ static bool must_stay(const ls_clean_rules *rules, const ls_batch *batch)
     if (batch->last_offset + 1 == rules->end_offset) {
         return true;
     }
+    if (rules->map == NULL && batch->producer_id >= 0) {
+        return true;                   /* a purge changes nothing about producers */
+    }
     size_t low = 0, high = rules->producer_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;

@@ -465,13 +465,15 @@ class Store(Mapping[str, Topic]):
         config: PartitionConfig | Mapping[str, Any] | None = None,
         exist_ok: bool = False,
         partitioner: Partitioner | None = None,
+        topic_id: uuid.UUID | None = None,
     ) -> Topic:
         """Make a topic, durably: after a crash it is there with all its partitions, or not at all.
 
         `config` is stored with it, by Kafka's names; `partitioner` is not: say it again after
         opening (``topic.partitioner = ...``).  ``exist_ok=True`` returns a topic that exists as it
-        is, whatever its partitions and settings.  Raises TopicExistsError, InvalidNameError,
-        ConfigError.
+        is, whatever its partitions and settings.  `topic_id` is for a topic that a Kafka cluster
+        knows already and will take over: a broker sets aside what has another id.  Raises
+        TopicExistsError, InvalidNameError, ConfigError.
         """
         settings = _own_settings(config)
         self._config.with_settings(settings)
@@ -485,7 +487,7 @@ class Store(Mapping[str, Topic]):
                     raise TopicExistsError(name, where=str(self.path))
             else:
                 check_topic_name(name, self._topics)
-                entry = TopicEntry(new_uuid(), partitions, settings)
+                entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
                 self._make_partitions(name, entry, 0)
                 log.info("created topic %s with %d partitions", name, partitions)
                 topic = self._topics[name] = self._make_topic(name, range(partitions), entry)

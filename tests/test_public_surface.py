@@ -59,7 +59,7 @@ SIGNATURES = [
     ),
     (
         Store.create_topic,
-        "(self, name, partitions=1, *, config=None, exist_ok=False, partitioner=None)",
+        "(self, name, partitions=1, *, config=None, exist_ok=False, partitioner=None, topic_id=None)",
     ),
     (Store.alter_topic, "(self, name, config)"),
     (Store.delete_topic, "(self, name)"),

@@ -40,6 +40,11 @@ def open_log(path: Path, *, durability: str = "os", **config: object) -> Log:
     )
 
 
+def open_store(path: Path) -> Log:
+    """A Store; with `durability="os"`, as `open_log`."""
+    return importlib.import_module("logstore").open(path, durability="os")
+
+
 def fill(path: Path, lists: Iterable[list[bytes]]) -> None:
     """A cleanly closed partition that holds these lists, each handed over in one `extend`."""
     with open_log(path) as log:

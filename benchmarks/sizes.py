@@ -17,6 +17,7 @@ class Sizes:
     slow_puts: int  # for peers below 0.1 M records/s
     lookups: int
     segments: int
+    topics: int  # of four partitions each
     unclean_bytes: int
     sealed_bytes: int
     scan_bytes: int
@@ -34,6 +35,7 @@ FULL = Sizes(
     slow_puts=2_000,
     lookups=50_000,
     segments=1_000,
+    topics=200,
     unclean_bytes=GIB,
     sealed_bytes=64 * MIB,
     scan_bytes=2 * GIB,
@@ -51,6 +53,7 @@ QUICK = Sizes(
     slow_puts=200,
     lookups=5_000,
     segments=100,
+    topics=20,
     unclean_bytes=16 * MIB,
     sealed_bytes=4 * MIB,
     scan_bytes=128 * MIB,

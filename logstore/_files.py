@@ -22,6 +22,8 @@ __all__ = ["Directory", "DirectoryLock", "boot_id", "parse_partition_name", "seg
 
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+# At a root: the last owner of the whole directory closed in order.  See logstore.root.
+CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
 _SEGMENT_FILE = re.compile(r"(\d{1,20})\.")
 
@@ -84,6 +86,7 @@ class Directory:
         self._closed = False
         self._guard = threading.Lock()
         self.path = Path(path)
+        self._text = str(self.path)  # joining paths costs more than opening files
         if create and not self.path.exists():
             self._create()
         try:
@@ -162,15 +165,25 @@ class Directory:
     ) -> _native.File:
         with self as fd:
             return _native.File(
-                fd, name, str(self.path / name), write=write, create=create, exclusive=exclusive
+                fd, name, f"{self._text}/{name}", write=write, create=create, exclusive=exclusive
             )
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
-        file = self.open(name)
+        """The contents of a small file: without the window that a `_native.File` reads through."""
+        with self as fd:
+            try:
+                file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=fd)
+            except OSError as error:
+                error.filename = f"{self._text}/{name}"
+                raise
         try:
-            return file.pread(min(file.size(), max_bytes), 0)
+            left = min(os.fstat(file).st_size, max_bytes)
+            content = os.read(file, left)
+            while len(content) < left and (piece := os.read(file, left - len(content))):
+                content += piece
+            return content
         finally:
-            file.close()
+            os.close(file)
 
     def write(self, name: str, data: bytes, *, sync: bool) -> None:
         """Replace a file's contents in place: for hints that recovery can rebuild."""
@@ -267,6 +280,11 @@ class DirectoryLock:
         try:
             if parent.exists(self.NAME):
                 self._acquire(parent, fcntl.F_RDLCK, create=False)
+            if parent.exists(CLEAN_MARKER):
+                # It speaks for every partition below, and one of them is about to change.
+                parent.unlink(CLEAN_MARKER)
+                parent.unlink(CLEAN_TWIN)
+                parent.sync()
         finally:
             parent.close()
 

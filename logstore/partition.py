@@ -117,7 +117,7 @@ class Partition:
     def __init__(self, directory: Directory, *, readonly: bool, durability: str,
                  config: PartitionConfig, clock: Clock | None) -> None:  # fmt: skip
         """Use `Partition.open`."""
-        self.topic, self.number = parse_partition_name(directory.path.absolute().name)
+        self.topic, self.number = parse_partition_name(_name_of(directory.path))
         self._fsync = wants_fsync(durability)
         self._durability = durability
         self._directory = directory
@@ -193,7 +193,7 @@ class Partition:
         missing and may not be created, NotALogError, InvalidNameError.
         """
         path = Path(path)
-        parse_partition_name(path.absolute().name)
+        parse_partition_name(_name_of(path))
         settings = PartitionConfig.of(config)
         wants_fsync(durability)
         directory = Directory(path, create=create and not readonly)
@@ -851,7 +851,8 @@ class Partition:
             self._append_time = config.message_timestamp_type == "LogAppendTime"
             self._codec = codec_number(None, config)
             self._spare = []  # builders hold limits and codec
-            self._plain = self._ask_time is None and not self._append_time and self._failure is None
+            noted = self._epochs.latest == self._epoch and self._failure is None
+            self._plain = noted and self._may_be_plain()
             for segment in self._segments:
                 segment.config = config
             if self._writer is not None and _layout(before) != _layout(config):
@@ -1571,6 +1572,11 @@ def _milliseconds(when: int | datetime.datetime) -> int:
     if not isinstance(when, int):
         raise TypeError(f"a time is int milliseconds or a datetime with a time zone, not {when!r}")
     return when
+
+
+def _name_of(path: Path) -> str:
+    """The directory's own name, also where the path is relative or ends in a dot."""
+    return path.name or path.absolute().name
 
 
 def _layout(config: PartitionConfig) -> tuple[int, ...]:

@@ -205,13 +205,14 @@ class _Loader:
         self.staged: set[int] = set()  # readonly: segments that are still named .swap
 
     def load(self) -> LoadedLog:
-        # Before the listing: beside a writer the files may be ahead of the mark, never behind it.
-        self.mark = DurableMark.read(self.directory)
+        if self.readonly:
+            # Before the listing: beside a writer the files may be ahead of it, never behind.
+            self.mark = DurableMark.read(self.directory)
         state = PartitionState.read(self.directory)
         self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
         epochs_known = self.epochs.latest is not None
         if self.claims is not None and (state is None or self.claims.only):
-            self.own_state, self.mark = False, -1
+            self.own_state = False
             state = self.claims.as_state(state.version if state else 0)
         loaded = self.load_from(state)
         if not epochs_known and not self.readonly:
@@ -377,7 +378,10 @@ class _Loader:
                 )
             )
         recovery_point = state.recovery_point if state else 0
-        durable = max(self.mark, recovery_point) if state else 0
+        if not self.readonly:
+            self.mark = DurableMark.read(self.directory)
+        mark = self.mark if self.own_state else -1
+        durable = max(mark, recovery_point) if state else 0
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
         first = max(
             (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0

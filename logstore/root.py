@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from logstore import _native
-from logstore._files import Directory, parse_partition_name
+from logstore._files import CLEAN_MARKER, CLEAN_TWIN, Directory, parse_partition_name
 from logstore.checkpoint import new_uuid, parse_uuid, uuid_text
 from logstore.config import ConfigError, PartitionConfig
 from logstore.errors import InvalidNameError, NotALogError
@@ -86,8 +86,9 @@ class TopicEntry:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TopicEntry:
-        settings = dict(content.get("config", {}))
-        PartitionConfig.of(settings)
+        settings = dict(content.get("config", ()))
+        if settings:
+            PartitionConfig.of(settings)
         return cls(
             parse_uuid(content["id"]),
             int(content["partitions"]),
@@ -202,8 +203,7 @@ class CleanShutdown:
     clean: bool
     foreign: bool
 
-    MARKER = ".kafka_cleanshutdown"
-    TWIN = "logstore.clean"
+    MARKER, TWIN = CLEAN_MARKER, CLEAN_TWIN
 
     @classmethod
     def read(cls, directory: Directory) -> CleanShutdown:

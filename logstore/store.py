@@ -244,6 +244,7 @@ class Store(Mapping[str, Topic]):
 
     def _finish_changes(self) -> None:
         """Undo creations and finish deletions that a crash cut short."""
+        deleted = [name for name in self._directories() if is_deleted(name)]
         for name, entry in list(self._catalogue.entries.items()):
             if entry.deleting:
                 self._set_aside(name, self._numbers_of(name))
@@ -253,8 +254,9 @@ class Store(Mapping[str, Topic]):
             else:
                 continue
             self.recovery.removed.append(name)
-        self._remove_deleted()
-        self._look_around()
+        if deleted or self.recovery.removed:
+            self._remove_deleted()
+            self._look_around()
 
     def _recover(self, progress: RecoveryProgress | None) -> None:
         wanted = [(topic, number) for topic in self._topics.values() for number in topic._numbers]
@@ -368,7 +370,9 @@ class Store(Mapping[str, Topic]):
         )
 
     def _config_of(self, entry: TopicEntry | None) -> PartitionConfig:
-        return self._config if entry is None else self._config.with_settings(entry.settings)
+        if entry is None or not entry.settings:
+            return self._config
+        return self._config.with_settings(entry.settings)
 
     def _refresh(self) -> None:
         """See the topics that another process has made, changed or deleted."""

@@ -313,6 +313,26 @@ def test_a_partition_open_alone_keeps_a_store_out(
         assert values(store["t"][0]) == [b"v", b"w"]
 
 
+def test_a_partition_written_alone_takes_the_stores_word_back(make_store: MakeStore) -> None:
+    """A marker over a partition that changed since would be believed, by a broker, too."""
+    with make_store() as store:
+        topic = store.create_topic("t", 2)
+        topic.append(b"v", partition=0)
+        topic.append(b"v", partition=1)
+    Partition.open(store.path / "t-0", readonly=True).close()
+    assert (store.path / MARKER).exists()
+    with Partition.open(store.path / "t-0", durability="os") as log:
+        assert not (store.path / MARKER).exists()
+        log.append(b"w")
+        crashed = Path(shutil.copytree(store.path, store.path.with_name("crashed")))
+    with logstore.open(crashed) as other:
+        assert list(other.recovery.partitions) == ["t-0"], "the other is as it was left"
+        assert values(other["t"][0]) == [b"v", b"w"]
+    with make_store() as store:
+        assert not store.recovery.clean and not store.recovery.partitions
+        assert values(store["t"][0]) == [b"v", b"w"]
+
+
 HOLD = """
     import fcntl, sys
     file = open(sys.argv[1], "r+")

@@ -1,8 +1,9 @@
-"""P8: opening a cleanly closed partition of many segments."""
+"""P8: opening a cleanly closed partition of many segments, and a store of many partitions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -13,6 +14,7 @@ from benchmarks.peers import syscalls
 from benchmarks.sizes import MIB
 from benchmarks.values import random_values
 
+PARTITIONS = 4  # of a topic
 SMALL_RECORDS, LARGE_RECORDS = 10, 2_500  # a segment: some 1 KiB, some 256 KiB
 
 # Read besides the side files: /proc itself.  Less than one batch header of every segment.
@@ -22,7 +24,7 @@ READ_ALLOWANCE_BYTES = 4 << 10
 MEMORY_NOISE_MIB = 1
 
 
-@bar("P8", "clean open of many segments", needs_engine=True)
+@bar("P8", "clean open of many segments, of many partitions", needs_engine=True)
 def clean_open(bench: Bench) -> Iterator[Figure]:
     with bench.workspace.scratch("small") as small, bench.workspace.scratch("large") as large:
         for home, records in ((small, SMALL_RECORDS), (large, LARGE_RECORDS)):
@@ -66,6 +68,51 @@ def clean_open(bench: Bench) -> Iterator[Figure]:
             peers={"256 KiB": large_grown / MIB, "1 KiB": small_grown / MIB},
             limit=at_most(MEMORY_NOISE_MIB, "MiB"),
         )
+    yield from open_stores(bench)
+
+
+def open_stores(bench: Bench) -> Iterator[Figure]:
+    """The root alone, and with the end of every partition asked for."""
+    topics = bench.sizes.topics
+    with bench.workspace.scratch("store") as home:
+        bench.progress.step("creating topics")
+        write_topics(home / "store", topics)
+        bench.workspace.settle()
+        for what, touch in (("open", False), ("open, every end_offset", True)):
+            rates = bench.race(
+                {
+                    OURS: partial(store_open_rate, home / "store", touch),
+                    "scandir+stat": lambda: syscalls.list_and_stat_below(home / "store"),
+                },
+                rounds=2 * bench.sizes.rounds,
+            )
+            yield Figure.compared(
+                f"{what}, {topics} topics of {PARTITIONS}",
+                {name: 1e3 / rate for name, rate in rates.items()},
+                against="scandir+stat",
+                limit=at_most(3.0),
+                unit="ms",
+            )
+
+
+def write_topics(path: Path, topics: int) -> None:
+    values = random_values(SMALL_RECORDS)
+    with engine.open_store(path) as store:
+        for number in range(topics):
+            topic = store.create_topic(f"topic-{number}", PARTITIONS)
+            for partition in range(PARTITIONS):
+                topic.extend(values, partition=partition)
+
+
+def store_open_rate(path: Path, touch: bool) -> float:
+    started = perf_counter()
+    store = engine.open_store(path)
+    if touch:
+        ends = sum(partition.end_offset for topic in store.values() for partition in topic)
+        assert ends == len(store) * PARTITIONS * SMALL_RECORDS
+    elapsed = perf_counter() - started
+    store.close()
+    return 1 / elapsed
 
 
 def write_segments(path: Path, segments: int, records: int) -> None:

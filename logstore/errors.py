@@ -15,6 +15,9 @@
       CorruptLogError             ValueError     bytes that cannot be what was written
       UnknownTopicError           KeyError       no such topic in the store
       TopicExistsError            ValueError     a topic of that name is there already
+      ConflictError               RuntimeError   the log's end is not where the caller expects it
+      OutOfOrderSequenceError     ValueError     a batch that does not follow the producer's last
+      TransactionAbortedError     RuntimeError   the transaction is over, and not committed
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
@@ -30,6 +33,7 @@ import os
 
 __all__ = [
     "ClosedError",
+    "ConflictError",
     "CorruptLogError",
     "DiskFullError",
     "FencedError",
@@ -42,10 +46,12 @@ __all__ = [
     "LogStoreError",
     "NotALogError",
     "OffsetOutOfRangeError",
+    "OutOfOrderSequenceError",
     "ReadOnlyError",
     "RecordNotFoundError",
     "RecordTooLargeError",
     "TopicExistsError",
+    "TransactionAbortedError",
     "UnknownTopicError",
     "UnsupportedFormatError",
 ]
@@ -181,6 +187,38 @@ class TopicExistsError(LogStoreError, ValueError):
             f"topic {topic!r} exists in {where or 'the store'}: exist_ok=True takes it as it is"
         )
         self.topic = topic
+
+
+class ConflictError(LogStoreError, RuntimeError):
+    """The log ends at ``.actual``, not at the ``.expected`` offset.  Nothing was appended."""
+
+    def __init__(self, expected: int, actual: int, *, where: str = "the log") -> None:
+        super().__init__(
+            f"{where} ends at offset {actual}, not at {expected}: someone else appended; "
+            f"read what is there from {min(expected, actual)} on and decide again"
+        )
+        self.expected = expected
+        self.actual = actual
+
+
+class OutOfOrderSequenceError(LogStoreError, ValueError):
+    """A batch whose first ``.sequence`` is not the ``.expected`` one.  Nothing was appended.
+
+    Either a batch before it is missing, or it repeats a part of one, or one so old that its offsets
+    are no longer remembered.  ``.expected`` is -1 when any would do but this.
+    """
+
+    def __init__(self, reason: str, *, producer_id: int, sequence: int, expected: int) -> None:
+        super().__init__(
+            f"producer {producer_id} sent sequence {sequence}, not {expected}: {reason}"
+        )
+        self.producer_id = producer_id
+        self.sequence = sequence
+        self.expected = expected
+
+
+class TransactionAbortedError(LogStoreError, RuntimeError):
+    """The transaction was aborted: what was appended in it will never be read as committed."""
 
 
 class LockedError(LogStoreError, OSError):

@@ -225,6 +225,7 @@ static int module_exec(PyObject *self)
     }
     if (PyModule_AddFunctions(self, ls_file_functions) < 0 ||
         PyModule_AddFunctions(self, ls_recovery_functions) < 0 ||
+        PyModule_AddFunctions(self, ls_batch_functions) < 0 ||
         PyModule_AddFunctions(self, ls_index_functions) < 0 ||
         PyModule_AddFunctions(self, ls_cleaner_functions) < 0) {
         return -1;

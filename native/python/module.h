@@ -156,6 +156,7 @@ extern PyType_Spec ls_offset_map_spec;
 extern PyType_Spec ls_transactions_spec;
 extern PyType_Spec ls_cleaner_spec;
 extern PyMethodDef ls_recovery_functions[];
+extern PyMethodDef ls_batch_functions[];
 extern PyMethodDef ls_index_functions[];
 extern PyMethodDef ls_cleaner_functions[];
 

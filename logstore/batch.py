@@ -1,0 +1,267 @@
+"""BatchHeader: the 61 bytes in front of every record batch, and the batches made here by hand.
+
+A batch is passed around as the bytes it has in the file; whoever needs to know something about one
+parses its header.  Parsing believes nothing but the bytes it was given: `split` checks that each
+batch is whole, `verify` that its checksum is right.  Records are never decoded here.
+
+Markers end a transaction: a control batch of one record, exactly as Kafka's coordinator writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from logstore import _native
+from logstore.errors import InvalidRecordError, UnsupportedFormatError
+
+__all__ = ["BatchHeader", "EndMarker", "decrement_sequence", "increment_sequence", "split"]
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CRC = struct.Struct(">I")
+_KEY = struct.Struct(">hh")
+_VALUE = struct.Struct(">hi")
+
+HEADER_BYTES = _HEADER.size
+OVERHEAD_BYTES = 12  # base offset and length: what the length does not count
+AT_CRC, AT_ATTRIBUTES = 17, 21
+CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x07, 0x08, 0x10, 0x20, 0x40
+SEQUENCE_MAX = (1 << 31) - 1
+
+
+def increment_sequence(sequence: int, by: int) -> int:
+    """Sequences run from 0 to 2**31 - 1 and start again.
+
+    >>> increment_sequence(2**31 - 1, 1)
+    0
+    """
+    return (sequence + by) & SEQUENCE_MAX
+
+
+def decrement_sequence(sequence: int, by: int) -> int:
+    """The other way round.
+
+    >>> decrement_sequence(0, 1) == 2**31 - 1
+    True
+    """
+    return (sequence - by) & SEQUENCE_MAX
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """What a record batch says about itself.  Parse one with `BatchHeader.parse`."""
+
+    base_offset: int
+    length: int  # bytes after this field
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int  # -1: none
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @classmethod
+    def parse(cls, raw: bytes | memoryview, at: int = 0) -> BatchHeader:
+        """The header that starts at byte `at`.  The batch itself may be longer than `raw`.
+
+        Raises InvalidRecordError when there are too few bytes or a length is impossible,
+        UnsupportedFormatError for message format 0 or 1.
+        """
+        if len(raw) - at < HEADER_BYTES:
+            raise InvalidRecordError(
+                f"a batch header takes {HEADER_BYTES} bytes; {len(raw) - at} are left"
+            )
+        header = cls(*_HEADER.unpack_from(raw, at))
+        if header.magic in (0, 1):
+            raise UnsupportedFormatError(
+                f"message format {header.magic}: logstore takes record batches of format 2"
+            )
+        if header.magic != 2:
+            raise InvalidRecordError(f"a batch of format {header.magic}; only 2 is known")
+        if header.length < HEADER_BYTES - OVERHEAD_BYTES or header.last_offset_delta < 0:
+            raise InvalidRecordError(
+                f"a batch of length {header.length} with a last offset delta of "
+                f"{header.last_offset_delta} cannot be"
+            )
+        return header
+
+    def pack(self) -> bytes:
+        """The 61 bytes again."""
+        return _HEADER.pack(*(getattr(self, field) for field in self.__slots__))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole batch, header included."""
+        return self.length + OVERHEAD_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of its last record, when it was first written."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset after it."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last record; -1 without sequences."""
+        if self.base_sequence < 0:
+            return -1
+        return increment_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether a producer with an id wrote it."""
+        return self.producer_id >= 0
+
+    @property
+    def codec(self) -> int:
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        return self.attributes & CODEC
+
+    @property
+    def log_append_time(self) -> bool:
+        """Whether the log gave the records their time."""
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def transactional(self) -> bool:
+        """Whether it belongs to a transaction."""
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def control(self) -> bool:
+        """Whether it is for the log itself: never shown as records."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether the base timestamp tells when compaction may drop tombstones and markers."""
+        return bool(self.attributes & DELETE_HORIZON)
+
+
+def split(data: bytes | memoryview) -> Iterator[tuple[BatchHeader, bytes]]:
+    """The batches of a stretch of bytes, in order, each whole.
+
+    Raises InvalidRecordError when one claims more bytes than there are.
+    """
+    at = 0
+    while at < len(data):
+        header = BatchHeader.parse(data, at)
+        if header.size_bytes > len(data) - at:
+            raise InvalidRecordError(
+                f"the batch at byte {at} takes {header.size_bytes} bytes; {len(data) - at} are left"
+            )
+        yield header, bytes(data[at : at + header.size_bytes])
+        at += header.size_bytes
+
+
+def verify(header: BatchHeader, raw: bytes) -> None:
+    """Raise InvalidRecordError unless the checksum of the whole batch is right."""
+    crc = _native.crc32c(memoryview(raw)[AT_ATTRIBUTES:])
+    if crc != header.crc:
+        raise InvalidRecordError(
+            f"the batch of offset {header.base_offset} has checksum {crc:08x}, but says "
+            f"{header.crc:08x}: it was damaged on its way"
+        )
+
+
+def with_header(header: BatchHeader, payload: bytes | memoryview) -> bytes:
+    """A batch of these fields and this payload; length and checksum are made to fit."""
+    sized = dataclasses.replace(header, length=HEADER_BYTES - OVERHEAD_BYTES + len(payload))
+    head = sized.pack()
+    crc = _native.crc32c(payload, _native.crc32c(head[AT_ATTRIBUTES:]))
+    return b"".join((head[:AT_CRC], _CRC.pack(crc), head[AT_ATTRIBUTES:], payload))
+
+
+# ---- markers ----
+
+
+class EndMarker(NamedTuple):
+    """How a transaction ended, by the control record that says so."""
+
+    commit: bool
+    coordinator_epoch: int
+
+    @classmethod
+    def parse(cls, raw: bytes) -> EndMarker | None:
+        """The marker in a whole control batch; None when it is none, or of a later kind.
+
+        Raises InvalidRecordError when it is one but cannot be read.
+        """
+        header = BatchHeader.parse(raw)
+        if not header.control or header.record_count == 0:
+            return None  # compaction leaves control batches without a record
+        try:
+            key, value = _only_record(raw)
+            version, kind = _KEY.unpack_from(key)
+            if version < 0 or kind not in (0, 1):
+                return None
+            return cls(kind == 1, _VALUE.unpack_from(value)[1])
+        except (struct.error, IndexError, ValueError) as error:
+            raise InvalidRecordError(
+                f"the control record at offset {header.base_offset} cannot be read: {error}"
+            ) from error
+
+    def encode(
+        self,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        timestamp: int,
+        base_offset: int = 0,
+        leader_epoch: int = -1,
+    ) -> bytes:
+        """The 78 bytes of the control batch that says so."""
+        record = b"\x00\x00\x00\x08%b\x0c%b\x00" % (
+            _KEY.pack(0, int(self.commit)),
+            _VALUE.pack(0, self.coordinator_epoch),
+        )
+        header = BatchHeader(
+            base_offset=base_offset,
+            length=0,
+            leader_epoch=leader_epoch,
+            magic=2,
+            crc=0,
+            attributes=TRANSACTIONAL | CONTROL,
+            last_offset_delta=0,
+            base_timestamp=timestamp,
+            max_timestamp=timestamp,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=-1,
+            record_count=1,
+        )
+        return with_header(header, bytes((len(record) << 1,)) + record)
+
+
+def _only_record(raw: bytes) -> tuple[bytes, bytes]:
+    """Key and value of the first record of an uncompressed batch."""
+    _, at = _varint(raw, HEADER_BYTES)
+    _, at = _varint(raw, at + 1)
+    _, at = _varint(raw, at)
+    size, at = _varint(raw, at)
+    key, at = raw[at : at + max(0, size)], at + max(0, size)
+    size, at = _varint(raw, at)
+    return key, raw[at : at + max(0, size)]
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A zig-zag number and where it ends."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = raw[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+    raise ValueError("a number of more than ten bytes")

@@ -1,21 +1,25 @@
-"""OffsetIndex and TimeIndex: sorted, sparse, fixed-width entries that tell where to look.
+"""OffsetIndex, TimeIndex, TransactionIndex: sorted, fixed-width entries that tell where to look.
 
-Hints.  The log is the truth: whoever lands by an entry checks what is there, and a lost or damaged
-index is rebuilt from the log.  The layout is Kafka's, in memory as in the file, so that writing
-one is writing `entries`.
+The first two are hints.  The log is the truth: whoever lands by an entry checks what is there, and
+a lost or damaged index is rebuilt from the log.  The third lists aborted transactions; it, too, is
+rebuilt from the log, wherever it was not known to be durable.  The layout is Kafka's, in memory as
+in the file, so that writing one is writing `entries`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from logstore import _native
 
-__all__ = ["OffsetIndex", "TimeIndex"]
+__all__ = ["AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"]
 
 _OFFSET = struct.Struct(">ii")
 _TIME = struct.Struct(">qi")
+_ABORTED = struct.Struct(">hqqqq")
+_RANGE = struct.Struct(">qqq")
 _RELATIVE_MAX = (1 << 31) - 1
 
 
@@ -151,3 +155,86 @@ class TimeIndex:
 
     def __repr__(self) -> str:
         return f"<TimeIndex base={self.base_offset} entries={len(self)}>"
+
+
+class AbortedTransaction(NamedTuple):
+    """A transaction that was aborted: its producer's data in these offsets is not to be shown."""
+
+    producer_id: int
+    first_offset: int  # of its data; may lie in an earlier segment
+    last_offset: int  # of the marker that aborted it
+    last_stable_offset: int  # when it was aborted: the first offset of the oldest other open one
+
+
+class TransactionIndex:
+    """The aborted transactions whose markers lie in one segment, in the order of the markers."""
+
+    ENTRY_BYTES = 34
+
+    def __init__(self, base_offset: int, entries: bytes = b"") -> None:
+        self.base_offset = base_offset
+        self.entries = bytes(entries[: len(entries) // self.ENTRY_BYTES * self.ENTRY_BYTES])
+
+    def __len__(self) -> int:
+        return len(self.entries) // self.ENTRY_BYTES
+
+    def __getitem__(self, number: int) -> AbortedTransaction:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"entry {number} of {len(self)}")
+        at = (number % len(self)) * self.ENTRY_BYTES
+        return AbortedTransaction(*_ABORTED.unpack_from(self.entries, at)[1:])
+
+    def __iter__(self) -> Iterator[AbortedTransaction]:
+        return (self[number] for number in range(len(self)))
+
+    def fault(self) -> str | None:
+        """Why this cannot be the index of its segment; None when nothing speaks against it."""
+        previous = self.base_offset - 1
+        for at in range(0, len(self.entries), self.ENTRY_BYTES):
+            if self.entries[at]:
+                return f"entry of version {self.entries[at]} at byte {at}; only 0 is known"
+            _, producer_id, first, last, stable = _ABORTED.unpack_from(self.entries, at)
+            if last <= previous or producer_id < 0 or not 0 <= first <= last or stable < 0:
+                return (
+                    f"entry ({producer_id}, {first}, {last}, {stable}) at byte {at} is out of order"
+                )
+            previous = last
+        return None
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        """Add an entry behind all others; ValueError when its marker is not behind theirs."""
+        last = self[-1].last_offset if self.entries else self.base_offset - 1
+        if aborted.last_offset <= last:
+            raise ValueError(f"marker {aborted.last_offset} is not above the last entry's {last}")
+        self.entries += _ABORTED.pack(0, *aborted)
+
+    def _first_ending_at(self, offset: int) -> int:
+        """The number of the first entry whose marker is at or above `offset`.  O(log n)."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self[middle].last_offset < offset else (low, middle)
+        return low
+
+    def collect(self, start: int, stop: int) -> tuple[list[AbortedTransaction], bool]:
+        """Those with data or a marker in [start, stop), and whether later segments have no more."""
+        found = []
+        for number in range(self._first_ending_at(start), len(self)):
+            entry = self[number]
+            if entry.first_offset < stop:
+                found.append(entry)
+            if entry.last_stable_offset >= stop:
+                return found, True
+        return found, False
+
+    def truncate_to(self, offset: int) -> None:
+        """Keep the entries whose markers are below `offset`."""
+        self.entries = self.entries[: self._first_ending_at(offset) * self.ENTRY_BYTES]
+
+    def __repr__(self) -> str:
+        return f"<TransactionIndex base={self.base_offset} entries={len(self)}>"
+
+
+def pack_aborted(aborted: Iterable[AbortedTransaction]) -> bytes:
+    """What a C scan is told not to show: (producer id, first, last offset), sorted."""
+    return b"".join(sorted(_RANGE.pack(*entry[:3]) for entry in aborted))

@@ -6,12 +6,14 @@
 0
 """
 
+from logstore.batch import BatchHeader
 from logstore.clock import Clock, ManualClock, SystemClock
 from logstore.compaction import CompactedSegment, CompactionReport, Compactor
 from logstore.config import ConfigError, PartitionConfig
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
+    ConflictError,
     CorruptLogError,
     DiskFullError,
     FencedError,
@@ -24,16 +26,21 @@ from logstore.errors import (
     LogStoreError,
     NotALogError,
     OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
     ReadOnlyError,
     RecordNotFoundError,
     RecordTooLargeError,
     TopicExistsError,
+    TransactionAbortedError,
     UnknownTopicError,
     UnsupportedFormatError,
 )
-from logstore.index import OffsetIndex, TimeIndex
+from logstore.incoming import AppendedBatches
+from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
+from logstore.producer_state import OngoingTransaction
+from logstore.producers import DiscardedSnapshot
 from logstore.record import BytesColumn, Columns, Record
 from logstore.recovery import Damage, RecoveryReport, TornTail
 from logstore.retention import RetentionDecision, RetentionPolicy
@@ -46,6 +53,9 @@ from logstore.writer import Writer
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbortedTransaction",
+    "AppendedBatches",
+    "BatchHeader",
     "BytesColumn",
     "Clock",
     "ClosedError",
@@ -54,8 +64,10 @@ __all__ = [
     "CompactionReport",
     "Compactor",
     "ConfigError",
+    "ConflictError",
     "CorruptLogError",
     "Damage",
+    "DiscardedSnapshot",
     "DiskFullError",
     "EpochEnd",
     "FencedError",
@@ -72,6 +84,8 @@ __all__ = [
     "NotALogError",
     "OffsetIndex",
     "OffsetOutOfRangeError",
+    "OngoingTransaction",
+    "OutOfOrderSequenceError",
     "Partition",
     "PartitionConfig",
     "PartitionDescription",
@@ -95,6 +109,8 @@ __all__ = [
     "TopicDescription",
     "TopicExistsError",
     "TornTail",
+    "TransactionAbortedError",
+    "TransactionIndex",
     "UnknownTopicError",
     "UnsupportedFormatError",
     "Writer",

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast, overload
 
-from logstore import _native, codecs
+from logstore import _native, codecs, incoming
 from logstore._files import (
     SEGMENT_SUFFIXES,
     Directory,
@@ -37,6 +37,7 @@ from logstore._files import (
     parse_partition_name,
     segment_name,
 )
+from logstore.batch import BatchHeader, EndMarker
 from logstore.checkpoint import (
     CleanerCheckpoint,
     DurableMark,
@@ -50,6 +51,7 @@ from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
+    ConflictError,
     FencedError,
     ForkedHandleError,
     IndeterminateAppendError,
@@ -60,6 +62,10 @@ from logstore.errors import (
     ReadOnlyError,
     RecordNotFoundError,
 )
+from logstore.incoming import AppendedBatches
+from logstore.index import AbortedTransaction
+from logstore.producer_state import OngoingTransaction, Origin
+from logstore.producers import Producers
 from logstore.record import Record
 from logstore.recovery import (
     TRUNCATION_PLAN,
@@ -72,7 +78,7 @@ from logstore.recovery import (
     refuse_foreign,
 )
 from logstore.retention import ClockGuard, RetentionDecision, RetentionPolicy
-from logstore.scan import Scan
+from logstore.scan import INT64_MAX, Scan
 from logstore.segment import Segment, SegmentContents, decompress, empty_contents
 from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
 from logstore.writer import Writer, buffer_sizes, codec_number
@@ -88,6 +94,7 @@ UNSYNCED_SEGMENTS = 4  # sealed files that durability="os" may leave to the kern
 MARK_SECONDS = 0.05  # how late the durable mark may be
 EPOCH_MAX = (1 << 31) - 1
 POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
+NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
 
 _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
 
@@ -168,6 +175,8 @@ class Partition:
         self._epochs = LeaderEpochs()
         self._clock_guard = ClockGuard(self._clock.time_ms(), self._clock.monotonic())
         self._commit = GroupCommit(self._sync_written, 0)
+        self._producers = self._new_producers()
+        self._producers_loaded = False
         self._codec = codec_number(None, config)
         self.recovery = RecoveryReport()
 
@@ -239,6 +248,14 @@ class Partition:
         _open_partitions.add(self)
         return self
 
+    def _new_producers(self) -> Producers:
+        return Producers(
+            self._directory,
+            readonly=self._readonly or self._asleep is not None,
+            expiration_ms=self._config.producer_id_expiration_ms,
+            time_ms=self._clock.time_ms,
+        )
+
     def _make_segment(self, base_offset: int, dense: bool) -> Segment:
         return Segment(self._directory, base_offset, topic=self.topic, number=self.number,
                        config=self._config, dense=dense)  # fmt: skip
@@ -286,7 +303,27 @@ class Partition:
         active.seen_end_offset = loaded.contents.next_offset
         active.durable_end = loaded.lost_end
         self._commit.durable_offset = loaded.durable_offset
+        # Most readers never ask about transactions: who does, makes us look.
+        self._producers_loaded = False
         self._publish(loaded.segments)
+
+    def _load_producers(
+        self, end: int, names: Iterable[str], *, clean: bool, quiet_from: int = INT64_MAX
+    ) -> None:
+        """Producer state at the end of the log; needs the segments' files, not the writer."""
+        producers = self._new_producers()
+        producers.load(
+            self._segments,
+            start=self._start_offset,
+            end=end,
+            trusted=self._recovery_point,
+            names=names,
+            clean=clean,
+            quiet_from=quiet_from,
+        )
+        self.recovery.snapshots_discarded = producers.discarded
+        self._producers = producers  # only now: readers use it
+        self._producers_loaded = True
 
     def _load_writable(self, loaded: LoadedLog) -> None:
         active = loaded.segments[-1]
@@ -296,6 +333,12 @@ class Partition:
         self._load_epochs(loaded)
         self._mark = DurableMark(self._directory)
         self._publish(loaded.segments)
+        self._load_producers(
+            loaded.contents.next_offset,
+            loaded.names,
+            clean=loaded.report.clean,
+            quiet_from=loaded.quiet_from,
+        )
         self._activate(active, loaded.contents)
         if loaded.needs_roll:
             self._roll_locked(loaded.contents.next_offset)
@@ -401,6 +444,7 @@ class Partition:
         end = self._next_offset()
         active = self._segments[-1]
         active.flush_indexes(sync=True, final=True)
+        self._producers.close(self._segments, end)
         self._directory_changes += 1
         self._commit.wait_for(end, end)
         self._sync_written()
@@ -555,8 +599,37 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """What read_committed consumers may read."""
-        return self.end_offset
+        """What read_committed consumers may read: up to the oldest open transaction."""
+        end = self.end_offset  # first: a transaction that opens now lies behind it
+        return max(min(end, self._known_producers().unstable_offset), self._start_offset)
+
+    @property
+    def ongoing_transactions(self) -> list[OngoingTransaction]:
+        """Transactions that are neither committed nor aborted, oldest first.
+
+        One whose producer is gone for good holds the last stable offset back until someone aborts
+        it with `end_transaction`.
+        """
+        with self._lock:
+            return self._known_producers().state.ongoing
+
+    def aborted_transactions(
+        self, start: int | None = None, stop: int | None = None
+    ) -> list[AbortedTransaction]:
+        """Aborted transactions with records or a marker in [start, stop), by their markers."""
+        end = self.end_offset
+        first = self._start_offset if start is None else start
+        last = end if stop is None else stop
+        return self._known_producers().aborted(self._segments, first, last)
+
+    def _known_producers(self) -> Producers:
+        self._check_usable()
+        if not self._producers_loaded:
+            with self._lock:
+                if not self._producers_loaded:
+                    end = self._segments[-1].end_offset
+                    self._load_producers(end, self._directory.names(), clean=False)
+        return self._producers
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -572,7 +645,9 @@ class Partition:
             self._wake_up()
         if self._writer is None:
             self._refuse()
-        return cast(_native.SegmentWriter, self._writer).next_offset
+        end = cast(_native.SegmentWriter, self._writer).next_offset
+        self._producers.settle(end, self._segments[-1])
+        return end
 
     def _check_usable(self) -> None:
         if self._forked:
@@ -662,9 +737,11 @@ class Partition:
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp: int | datetime.datetime | None = None,
         durability: str | None = None,
+        expect_offset: int | None = None,
     ) -> int:
         """Append one record and return its offset, once it is as durable as asked for.
 
+        With `expect_offset` it is appended at just that offset, or ConflictError is raised.
         Raises RecordTooLargeError, InvalidRecordError, TypeError for what can never be stored;
         DiskFullError with nothing appended; IndeterminateAppendError when it cannot be known.
         """
@@ -683,6 +760,8 @@ class Partition:
                 writer = self._writer
                 if writer is not None:
                     first = writer.next_offset
+                if expect_offset is not None:
+                    self._expect(expect_offset)
                 # The common case without another call: same as _write_locked.
                 if (
                     not self._plain
@@ -704,12 +783,25 @@ class Partition:
             raise
         return first
 
-    def extend(self, records: Iterable[bytes | Record], *, durability: str | None = None) -> range:
+    def _expect(self, offset: int) -> None:
+        """Raise ConflictError unless the log ends there; under the lock of the append."""
+        end = self._next_offset()
+        if end != offset:
+            raise ConflictError(offset, end, where=self.name)
+
+    def extend(
+        self,
+        records: Iterable[bytes | Record],
+        *,
+        durability: str | None = None,
+        expect_offset: int | None = None,
+    ) -> range:
         """Append many records, bytes or Record, and return their offsets.  One fsync for all.
 
         All are encoded in memory before the first is written, so a bad record means that none is
         appended; use `writer` for a stream.  Up to max.message.bytes they are a single batch, and
-        then all or none after a crash as well.
+        then all or none after a crash as well.  With `expect_offset` the first gets that offset, or
+        ConflictError is raised.
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
         self._check_usable()
@@ -723,6 +815,8 @@ class Partition:
         total = sum(piece._records for piece in pieces)
         try:
             with self._lock:
+                if expect_offset is not None:
+                    self._expect(expect_offset)
                 first = self._next_offset()
                 for piece in pieces:
                     self._write_locked(piece)
@@ -742,6 +836,181 @@ class Partition:
                 ) from error
             raise
         return range(first, first + total)
+
+    # ---- raw batches and transactions ----
+
+    def append_batch(
+        self, raw: bytes, *, origin: str = "leader", durability: str | None = None
+    ) -> AppendedBatches:
+        """Append raw Kafka record batches; where they are, and whether they were there before.
+
+        As "leader" they are a client's: everything in them is checked, they get offsets and leader
+        epoch here, and the batch of an idempotent producer is appended once, however often it is
+        sent: a repeated one is answered with its offsets and ``duplicate=True``.  "coordinator" is
+        the same without the rules for sequences.  As "follower" they are copied from another log:
+        offsets and epochs stay, must not go back, and may have gaps.
+
+        Raises InvalidRecordError, RecordTooLargeError, UnsupportedFormatError for what can never
+        be appended; FencedError and OutOfOrderSequenceError for a producer that has to stop or to
+        send something else first; ConflictError for a copy that does not lie behind the log's end.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        if origin == "follower":
+            return self._append_copied(bytes(raw), fsync)
+        if origin not in ("leader", "coordinator"):
+            raise ConfigError(
+                f"origin must be 'leader', 'coordinator' or 'follower', not {origin!r}"
+            )
+        batches = incoming.check_produced(bytes(raw), self._config, self._clock.time_ms())
+        with self._lock:
+            end = self._next_offset()
+            append_time = self._time_of_append() if self._append_time else -1
+            self._note_epochs([(self._epoch, end)])
+            data, headers = incoming.place(batches, end, self._epoch, append_time)
+            appended = self._append_raw_locked(data, headers, cast(Origin, origin), append_time)
+        return self._appended_durably(appended, fsync)
+
+    def _append_copied(self, raw: bytes, fsync: bool) -> AppendedBatches:
+        headers = incoming.check_copied(raw)
+        with self._lock:
+            end = self._next_offset()
+            if not headers:
+                return AppendedBatches(range(end, end), -1, False)
+            first = headers[0][0].base_offset
+            if first < end:
+                raise ConflictError(first, end, where=self.name)
+            self._allow_gaps(headers, end)
+            self._note_epochs((header.leader_epoch, header.base_offset) for header, _ in headers)
+            appended = self._append_raw_locked(raw, headers, "follower", -1)
+        return self._appended_durably(appended, fsync)
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int = 0,
+        durability: str | None = None,
+    ) -> int:
+        """Append the marker that commits or aborts a producer's transaction; the marker's offset.
+
+        For who coordinates transactions.  Raises FencedError when the producer's or the
+        coordinator's epoch is older than what the log has seen.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        if producer_id < 0 or producer_epoch < 0:
+            raise InvalidRecordError(
+                f"no transaction of producer {producer_id}, epoch {producer_epoch}"
+            )
+        marker = EndMarker(commit, coordinator_epoch)
+        with self._lock:
+            self._note_epochs([(self._epoch, self._next_offset())])
+            raw = marker.encode(
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                timestamp=self._clock.time_ms(),
+                base_offset=self._next_offset(),
+                leader_epoch=self._epoch,
+            )
+            headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
+            appended = self._append_raw_locked(raw, headers, "coordinator", -1)
+        return self._appended_durably(appended, fsync).offsets.start
+
+    def _append_raw_locked(
+        self,
+        data: bytes,
+        headers: list[tuple[BatchHeader, EndMarker | None]],
+        origin: Origin,
+        append_time: int,
+    ) -> AppendedBatches:
+        """Write batches that have their place, unless the producer state is against it."""
+        admission = self._producers.admit(headers, origin)
+        if admission.duplicate is not None:
+            span = admission.duplicate
+            return AppendedBatches(span.offsets, span.timestamp if append_time >= 0 else -1, True)
+        offsets = range(headers[0][0].base_offset, headers[-1][0].next_offset)
+        now = -1 if self._ask_time is None else self._ask_time()
+        writer = cast(_native.SegmentWriter, self._writer)
+        self._producers.begin(admission, offsets.stop)
+        try:
+            if not writer.append_raw(data, now):
+                self._roll_before(offsets.start)
+                writer = cast(_native.SegmentWriter, self._writer)
+                if not writer.append_raw(data, now):
+                    raise InvalidRecordError(f"{len(data)} bytes do not fit a segment")
+        except IndeterminateAppendError as error:
+            self._fail(error)
+            raise
+        except KeyboardInterrupt as interrupt:
+            if self._writer is not None and self._writer.next_offset >= offsets.stop:
+                raise InterruptedAppendError(offsets=offsets) from interrupt
+            raise
+        finally:
+            if self._writer is not None:
+                self._settle_locked(offsets)
+        if self._followers:
+            self._wake_followers()
+        return AppendedBatches(offsets, append_time, False)
+
+    def _roll_before(self, offset: int) -> None:
+        """Roll for batches that start at `offset`, at or behind the end."""
+        end = cast(_native.SegmentWriter, self._writer).next_offset
+        self._roll_locked(max(offset, end))
+        if offset > end:
+            # Readers in other processes look for a segment at the end: tell them to start over.
+            self._version += 1
+            self._write_state(clean=False, sync=False)
+
+    def _note_epochs(self, starts: Iterable[tuple[int, int]]) -> None:
+        """Known before the batches that carry them can be seen."""
+        for epoch, offset in starts:
+            if epoch != self._epochs.latest:
+                self._assign_epoch_locked(epoch, offset)
+                self._epoch = max(self._epoch, epoch)
+                self._plain = self._may_be_plain() and self._epoch == self._epochs.latest
+
+    def _settle_locked(self, offsets: range) -> None:
+        try:
+            self._next_offset()
+        except OSError as error:
+            # The batches are in the log, but not in the index of aborted transactions: committed
+            # readers stay below, and opening again writes the index anew.
+            failure = IndeterminateAppendError(
+                f"{error} while noting an aborted transaction; close the log and open it again",
+                offsets=offsets,
+            )
+            self._fail(failure)
+            raise failure from error
+
+    def _appended_durably(self, appended: AppendedBatches, fsync: bool) -> AppendedBatches:
+        if fsync and appended.offsets:
+            # A duplicate, too: its first append may still be on its way to the disk.
+            try:
+                self._commit.wait_for(appended.offsets.stop, appended.offsets.start)
+            except KeyboardInterrupt as interrupt:
+                raise InterruptedAppendError(offsets=appended.offsets) from interrupt
+            except IndeterminateAppendError as error:
+                self._fail(error)
+                raise
+        return appended
+
+    def _allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
+        """Offsets are missing in what is copied: from now on that is no sign of damage here."""
+        if self._dense_from >= NEVER_DENSE:
+            return
+        for header, _ in headers:
+            if header.base_offset != end:
+                break
+            end = header.next_offset
+        else:
+            return
+        # Known before the gap can be met; scans that are under way end in their own segment.
+        self._dense_from = NEVER_DENSE
+        self._write_state(clean=False, sync=True)
+        self._segments[-1].dense = False
+        if self._segments[-1].size_bytes:
+            self._roll_locked(self._next_offset())
 
     def writer(
         self,
@@ -884,8 +1153,9 @@ class Partition:
             self._create_log_file(base_offset)
             new = self._make_segment(base_offset, base_offset >= self._dense_from)
             self._prepare(new, empty_contents(base_offset))
+            more = self._producers.roll(old, base_offset)
             with self._syncing:
-                self._unsynced.append(old.file)
+                self._unsynced += [old.file, *more]
             self._rolling = (old, new)
         except BaseException:
             self._abandon_roll(base_offset, writer)
@@ -1076,7 +1346,11 @@ class Partition:
         self._write_state(clean=False, sync=True)
         self._cut_epochs_locked(end_offset)
         plan = TruncationPlan(
-            last.base_offset, position, batch, tuple(segment.base_offset for segment in later)
+            last.base_offset,
+            position,
+            batch,
+            tuple(segment.base_offset for segment in later),
+            end_offset,
         )
         plan.write(self._directory)
         with self._syncing:
@@ -1090,6 +1364,7 @@ class Partition:
         last.next_base = None
         contents = last.walk()
         self._publish(self._segments[: number + 1])
+        self._load_producers(contents.next_offset, self._directory.names(), clean=True)
         self._activate(last, contents)
         if contents.next_offset < end_offset:
             # The kept records end before it (a gap): go on in a segment of its own.
@@ -1312,20 +1587,24 @@ class Partition:
 
         A `start` below the log begins at its first record, one beyond its end finds nothing; for
         offsets from the end use a slice, ``log[-10:]``.  At most `max_records` are returned.
-        `isolation` is "read_uncommitted".
+        `isolation`: "read_uncommitted" shows every record as soon as it is there;
+        "read_committed" shows none of an aborted transaction, and nothing at or beyond
+        ``last_stable_offset``.
         ``follow=True`` waits for more at the end, for ever or until `timeout` seconds bring
         nothing.  ``on_corrupt="skip"`` passes over damage and lists it in ``scan.skipped``.
         """
         self._check_usable()
-        if isolation != "read_uncommitted":
-            raise ConfigError(f"isolation must be 'read_uncommitted', not {isolation!r}")
+        if isolation not in ("read_uncommitted", "read_committed"):
+            raise ConfigError(
+                f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
+            )
         for bound in (start, stop):
             if bound is not None and bound < 0:
                 raise OffsetOutOfRangeError(
                     bound, start=self._start_offset, end=self.end_offset, where=self.name
                 )
         return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
-                    on_corrupt=on_corrupt)  # fmt: skip
+                    on_corrupt=on_corrupt, committed=isolation == "read_committed")  # fmt: skip
 
     @overload
     def __getitem__(self, offset: int) -> Record: ...
@@ -1389,7 +1668,7 @@ class Partition:
     def __iter__(self) -> Iterator[Record]:
         return iter(self.scan())
 
-    def tail(self, n: int) -> list[Record]:
+    def tail(self, n: int, *, isolation: str = "read_uncommitted") -> list[Record]:
         """The last `n` records, oldest first; fewer when the log has fewer."""
         if n < 0:
             raise ValueError(f"n must not be negative, not {n}")
@@ -1398,7 +1677,7 @@ class Partition:
         while n:
             # Offsets without a record (compaction, control batches) make a look further back.
             start = max(first, end - span)
-            records = collections.deque(self.scan(start, end), maxlen=n)
+            records = collections.deque(self.scan(start, end, isolation=isolation), maxlen=n)
             if len(records) == n or start == first:
                 return list(records)
             span *= 4
@@ -1419,14 +1698,21 @@ class Partition:
                 return found
         return end
 
-    def read_batches(self, offset: int, max_bytes: int = 1 << 20) -> list[bytes]:
-        """Raw batches from the one that holds `offset` on; at least one, if there is any."""
+    def read_batches(
+        self, offset: int, max_bytes: int = 1 << 20, *, isolation: str = "read_uncommitted"
+    ) -> list[bytes]:
+        """Raw batches from the one that holds `offset` on; at least one, if there is any.
+
+        With "read_committed" none at or beyond ``last_stable_offset``.  Those of aborted
+        transactions are among them, as a Kafka consumer expects: see `aborted_transactions`.
+        """
         end = self.end_offset
         if not self._start_offset <= offset <= end:
             raise OffsetOutOfRangeError(offset, start=self._start_offset, end=end, where=self.name)
         batches: list[bytes] = []
         size = 0
-        for batch in self.scan(offset, end).batches():
+        stop = self.last_stable_offset if isolation == "read_committed" else end
+        for batch in self.scan(offset, stop).batches():
             if batches and size + len(batch) > max_bytes:
                 break
             batches.append(batch)
@@ -1493,15 +1779,15 @@ class Partition:
 
     # ---- following ----
 
-    def wait_beyond(self, offset: int, timeout: float | None) -> bool:
-        """Wait until a record at or above `offset` is there; False when the time is up."""
+    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._readonly:
-            return self._poll_beyond(offset, deadline)
+            return self._poll_beyond(offset, deadline, committed)
         with self._appended:
             self._followers += 1
             try:
-                while self.end_offset <= offset:
+                while self._readable_end(committed) <= offset:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return False
@@ -1510,8 +1796,11 @@ class Partition:
                 self._followers -= 1
         return True
 
-    def _poll_beyond(self, offset: int, deadline: float | None) -> bool:
-        while self.end_offset <= offset:
+    def _readable_end(self, committed: bool) -> int:
+        return self.last_stable_offset if committed else self.end_offset
+
+    def _poll_beyond(self, offset: int, deadline: float | None, committed: bool) -> bool:
+        while self._readable_end(committed) <= offset:
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -1543,6 +1832,9 @@ class Partition:
                     found = active.walk(file.end, limit=size, next_offset=active.seen_end_offset)
                     if found.position > file.end:
                         file.end = found.position
+                        if found.producers and self._producers_loaded:
+                            # Before the end moves: what is seen is judged by what is known.
+                            self._producers.see(active, active.seen_end_offset, found.next_offset)
                         active.seen_end_offset = found.next_offset
                         continue
                 if not rolled or active.seen_end_offset == active.base_offset:

@@ -256,12 +256,7 @@ class ProducerState:
 def _check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin) -> None:
     """Kafka's rules for a batch of data, in Kafka's order."""
     if origin in ("leader", "coordinator") and header.producer_epoch < entry.epoch:
-        raise FencedError(
-            "producer",
-            producer_id=entry.producer_id,
-            epoch=header.producer_epoch,
-            current=entry.epoch,
-        )
+        raise FencedError(header.producer_epoch, entry.epoch, where=f"producer {entry.producer_id}")
     # Of a producer that the log does not know (any more), any sequence is taken.
     if origin == "leader" and entry.epoch >= 0:
         same = header.producer_epoch == entry.epoch
@@ -311,18 +306,12 @@ def _after_marker(
 ) -> ProducerEntry:
     decided = origin in ("follower", "replay")
     if header.producer_epoch < entry.epoch and not decided:
-        raise FencedError(
-            "producer",
-            producer_id=entry.producer_id,
-            epoch=header.producer_epoch,
-            current=entry.epoch,
-        )
+        raise FencedError(header.producer_epoch, entry.epoch, where=f"producer {entry.producer_id}")
     if marker.coordinator_epoch < entry.coordinator_epoch and not decided:
         raise FencedError(
-            "coordinator",
-            producer_id=entry.producer_id,
-            epoch=marker.coordinator_epoch,
-            current=entry.coordinator_epoch,
+            marker.coordinator_epoch,
+            entry.coordinator_epoch,
+            where=f"the coordinator of producer {entry.producer_id}",
         )
     if entry.transaction_start >= 0:
         admission.completed.append(

@@ -39,6 +39,8 @@ from logstore.checkpoint import (
 )
 from logstore.epochs import LeaderEpochs
 from logstore.errors import NotALogError, UnsupportedFormatError
+from logstore.index import TransactionIndex
+from logstore.producers import DiscardedSnapshot
 from logstore.segment import Segment, SegmentContents, empty_contents
 from logstore.swap import SWAP_PLAN, SwapPlan
 
@@ -51,6 +53,7 @@ RecoveryProgress = Callable[[int, int], None]
 
 TRUNCATION_PLAN = "truncate.plan"
 _COPY_BYTES = 1 << 20
+INT64_MAX = (1 << 63) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class RecoveryReport:
     set_aside: list[Path] = dataclasses.field(default_factory=list)
     truncation_finished: bool = False
     swap_finished: bool = False  # rewritten segments took the place of old ones
+    snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
         if self.clean:
@@ -115,6 +119,8 @@ class LoadedLog:
     dense_from: int
     report: RecoveryReport
     version: int = 0
+    names: list[str] = dataclasses.field(default_factory=list)  # of files about producers
+    quiet_from: int = INT64_MAX  # base of the segments that were seen to have no producers
     lost_end: int = -1  # readonly: records up to here were durable and are gone
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
@@ -239,6 +245,9 @@ class _Loader:
         if not bases:
             start = state.start_offset if state else 0
             self.report.clean = not names or state is not None
+            for name in names:
+                if name.endswith(".snapshot") and not self.readonly:
+                    self.remove(name)  # of a log that is gone
             segment = self.make_segment(start, True)
             return LoadedLog([segment], empty_contents(start), start, start, start,
                              state.dense_from if state else 0, self.report)  # fmt: skip
@@ -255,6 +264,7 @@ class _Loader:
         else:
             loaded = self.load_unclean(state, segments)
         loaded.start_offset = start
+        loaded.names = [name for name in names if name.endswith((".snapshot", ".txnindex"))]
         if state is None or not self.own_state:
             loaded.dense_from = loaded.contents.next_offset
         if loaded.contents.next_offset < start:
@@ -397,6 +407,7 @@ class _Loader:
             first = self.drop_empty_last(segments, first)
         self.total_bytes = sum(segment.size_bytes for segment in segments[first:])
         needs_roll = False
+        producers = 0
         contents = empty_contents(segments[first].base_offset)
         for number in range(first, len(segments)):
             segment = segments[number]
@@ -404,6 +415,7 @@ class _Loader:
             found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
             contents = found
             self.note_epochs(found)
+            producers += found.producers
             needs_roll = last and damaged_tail
             if last and not needs_roll and contents.next_offset < durable and self.own_state:
                 # Every batch that is left is sound, but durable ones behind them are gone.
@@ -422,8 +434,10 @@ class _Loader:
         durable = min(durable, contents.next_offset)
         recovery_point = min(recovery_point, contents.next_offset)
         dense_from = state.dense_from if state else 0
+        quiet_from = INT64_MAX if producers else segments[first].base_offset
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
-                         needs_roll=needs_roll, lost_end=lost_end)  # fmt: skip
+                         needs_roll=needs_roll, lost_end=lost_end,
+                         quiet_from=quiet_from)  # fmt: skip
 
     # ---- leader epochs ----
 
@@ -588,6 +602,10 @@ class _Loader:
             if not self.readonly:
                 segment.release()
                 self.set_aside(segment, f"the log ends below its start offset {start}")
+        if not self.readonly:
+            for name in self.directory.names():
+                if name.endswith(".snapshot"):
+                    self.remove(name)
         segment = self.make_segment(start, True)
         return LoadedLog([segment], empty_contents(start), start, start, start, start, self.report)
 
@@ -644,9 +662,15 @@ class TruncationPlan:
     position: int  # where its file is cut
     batch: bytes  # goes there: the kept records of the straddling batch; may be empty
     segments: tuple[int, ...]  # bases of later segments, to be deleted
+    end_offset: int = 1 << 62  # snapshots and aborted transactions from here on go
 
     def write(self, directory: Directory) -> None:
-        head = {"base": self.base_offset, "position": self.position, "later": self.segments}
+        head = {
+            "base": self.base_offset,
+            "position": self.position,
+            "later": self.segments,
+            "end": self.end_offset,
+        }
         body = json.dumps(head).encode() + b"\n" + self.batch
         directory.replace(TRUNCATION_PLAN, b"%08x\n%b" % (_native.crc32c(body), body))
 
@@ -659,7 +683,8 @@ class TruncationPlan:
                 return None
             head, _, batch = body.partition(b"\n")
             fields = json.loads(head)
-            return cls(fields["base"], fields["position"], batch, tuple(fields["later"]))
+            later = tuple(fields["later"])
+            return cls(fields["base"], fields["position"], batch, later, fields.get("end", 1 << 62))
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -668,6 +693,9 @@ class TruncationPlan:
         for base in self.segments:
             for suffix in SEGMENT_SUFFIXES:
                 directory.unlink(segment_name(base, suffix))
+        for name in directory.names():
+            if name.endswith(".snapshot") and base_offset_of(name) > self.end_offset:
+                directory.unlink(name)
         if not directory.exists(segment_name(self.base_offset, ".log")):
             return  # cut before, and its empty rest replaced by a segment of another base
         file = directory.open(segment_name(self.base_offset, ".log"), write=True)
@@ -680,4 +708,15 @@ class TruncationPlan:
             file.close()
         for suffix in (".index", ".timeindex"):
             directory.unlink(segment_name(self.base_offset, suffix))
+        self.cut_transactions(directory)
         directory.sync()
+
+    def cut_transactions(self, directory: Directory) -> None:
+        name = segment_name(self.base_offset, ".txnindex")
+        if directory.exists(name):
+            index = TransactionIndex(self.base_offset, directory.read(name))
+            index.truncate_to(self.end_offset)
+            if index.entries:
+                directory.write(name, index.entries, sync=True)
+            else:
+                directory.unlink(name)

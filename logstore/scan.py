@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logstore import _native
 from logstore.errors import OffsetOutOfRangeError
+from logstore.index import AbortedTransaction, pack_aborted
 from logstore.record import Columns, Record, arrow_schema, field_mask, needed
 from logstore.segment import Segment
 
@@ -51,8 +52,11 @@ class Readable(Protocol):
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
 
-    def wait_beyond(self, offset: int, timeout: float | None) -> bool:
-        """Wait until the end is beyond `offset`; False when the time is up."""
+    @property
+    def last_stable_offset(self) -> int: ...
+    def aborted_transactions(self, start: int, stop: int) -> list[AbortedTransaction]: ...
+    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
 
 
 class Scan:
@@ -68,6 +72,7 @@ class Scan:
         timeout: float | None = None,
         max_records: int | None = None,
         on_corrupt: str = "raise",
+        committed: bool = False,
     ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise ValueError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
@@ -80,6 +85,7 @@ class Scan:
         self._timeout = timeout
         self._max_records = max_records
         self._on_corrupt = on_corrupt
+        self._committed = committed
         self._current: _native.SegmentScan | None = None
         self._reached: int | None = None  # where an iteration stands that has no current segment
         self._skipped: list[Skipped] = []
@@ -167,7 +173,7 @@ class Scan:
 
     def _span(self) -> int:
         """How many offsets this scan covers now."""
-        stop = self._source.end_offset
+        stop = self._end()
         return (stop if self._stop is None else min(stop, self._stop)) - self._first_offset()
 
     def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
@@ -190,12 +196,19 @@ class Scan:
     # ---- raw ----
 
     def batches(self) -> Iterator[bytes]:
-        """Whole record batches as they lie in the files, control batches too."""
+        """Whole record batches as they lie in the files, control batches too.
+
+        With isolation "read_committed", those of aborted transactions are left out.
+        """
         for scan in self._segment_scans():
             while (batch := scan.next_raw()) is not None:
                 yield batch
 
     # ---- how ----
+
+    def _end(self) -> int:
+        """As far as this scan may read now."""
+        return self._source.last_stable_offset if self._committed else self._source.end_offset
 
     def _first_offset(self) -> int:
         start = self._source.start_offset
@@ -214,25 +227,32 @@ class Scan:
         offset = self._first_offset()
         stop = self._stop
         if stop is None:
-            stop = INT64_MAX if self._follow else source.end_offset
+            stop = INT64_MAX if self._follow else self._end()
         elif not self._follow:
-            stop = min(stop, source.end_offset)
+            stop = min(stop, self._end())
         self._skipped = []
         self._current, self._reached = None, offset
         while offset < stop:
-            if offset >= source.end_offset:
-                if not self._follow or not source.wait_beyond(offset, self._timeout):
+            limit = self._end()
+            if offset >= limit:
+                if not self._follow or not self._wait_beyond(offset):
                     return
                 continue
             if offset < source.start_offset:
                 raise self._fell_behind(offset)
             segment = source.segment_for(offset)
-            scan = self._open(segment, offset, stop)
+            # Committed readers know no further than the limit what was aborted: they open anew.
+            limit = min(stop, limit) if self._committed else stop
+            scan = self._open(segment, offset, limit)
             file = segment.file
             self._current = scan
             while True:
                 yield scan
                 offset = max(offset, scan.next_offset)
+                if self._committed:
+                    ends = segment.next_base
+                    offset = max(offset, limit if ends is None else min(limit, ends))
+                    break
                 if segment.sealed:
                     # What was appended just before the roll is still in this segment.
                     yield scan
@@ -240,16 +260,23 @@ class Scan:
                     break
                 if offset >= stop or not self._follow:
                     return
-                if not source.wait_beyond(offset, self._timeout):
+                if not self._wait_beyond(offset):
                     return
                 if source.segment_for(offset) is not segment or segment.file is not file:
                     break  # the log was cut or loaded anew: that file is not its end any more
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
 
+    def _wait_beyond(self, offset: int) -> bool:
+        return self._source.wait_beyond(offset, self._timeout, committed=self._committed)
+
     def _open(self, segment: Segment, offset: int, stop: int) -> _native.SegmentScan:
+        aborted = b""
+        if self._committed:
+            end = stop if segment.next_base is None else min(stop, segment.next_base)
+            aborted = pack_aborted(self._source.aborted_transactions(offset, end))
         try:
-            return segment.scan(offset, stop, on_corrupt=self._on_corrupt)
+            return segment.scan(offset, stop, on_corrupt=self._on_corrupt, aborted=aborted)
         except FileNotFoundError:
             raise self._fell_behind(offset) from None
 

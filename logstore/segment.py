@@ -1,4 +1,4 @@
-"""Segment: the records from one base offset on, in three files that move together.
+"""Segment: the records from one base offset on, in three or four files that move together.
 
 Invariant: the log is the truth, the indexes are hints.  An entry is added only after its batch is
 in the .log file; yet after a power cut an index may be short or run past the log, since the kernel
@@ -21,7 +21,7 @@ from logstore import _native, codecs
 from logstore._files import Directory, segment_name
 from logstore.config import PartitionConfig
 from logstore.errors import CorruptLogError, UnsupportedFormatError
-from logstore.index import OffsetIndex, TimeIndex
+from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 from logstore.record import Record
 
 __all__ = ["Segment", "SegmentContents"]
@@ -47,6 +47,7 @@ class SegmentContents:
     position: int  # everything below is sound
     next_offset: int
     batches: int
+    producers: int  # of these, batches with a producer id and control batches
     first_timestamp: int
     max_timestamp: int
     max_timestamp_offset: int
@@ -83,6 +84,7 @@ class SegmentContents:
         return dataclasses.replace(
             later,
             batches=self.batches + later.batches,
+            producers=self.producers + later.producers,
             first_timestamp=self.first_timestamp if self.batches else later.first_timestamp,
             max_timestamp=newest.max_timestamp,
             max_timestamp_offset=newest.max_timestamp_offset,
@@ -110,12 +112,13 @@ class Segment:
         self._topic = topic
         self._number = number
         self.config = config
-        self._dense = dense  # whether a missing offset is damage
+        self.dense = dense  # whether a missing offset is damage
         self._file: _native.File | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._times_checked = False
         self._max_timestamp: int | None = None  # of a sealed one, once the log bears it out
+        self._transactions: TransactionIndex | None = None
         self._flushed = (0, 0)  # index bytes that are already in the files, while active
         # Others are taking its files' names: it keeps what it has open.
         self._retired = False
@@ -191,6 +194,63 @@ class Segment:
         return self._load_indexes()[1] if index is None else index
 
     @property
+    def transaction_index(self) -> TransactionIndex:
+        """The aborted transactions whose markers lie here.  Most segments have none, and no file.
+
+        Raises CorruptLogError for a file that cannot be what was written.
+        """
+        index = self._transactions
+        if index is None:
+            name = segment_name(self.base_offset, ".txnindex")
+            try:
+                index = TransactionIndex(self.base_offset, self._directory.read(name))
+            except FileNotFoundError:
+                index = TransactionIndex(self.base_offset)
+            fault = index.fault()
+            if fault is not None:
+                raise CorruptLogError(fault, path=self._directory.path / name, position=0)
+            self._transactions = index
+        return index
+
+    def adopt_transactions(self, index: TransactionIndex) -> None:
+        """Use this instead of the file, until `release`."""
+        self._transactions = index
+
+    def append_aborted(self, aborted: AbortedTransaction) -> None:
+        """Note an aborted transaction, once its marker is in the log.  Not synced here."""
+        index = self.transaction_index
+        file = self._directory.open(
+            segment_name(self.base_offset, ".txnindex"), write=True, create=True
+        )
+        try:
+            position = len(index.entries)
+            added = TransactionIndex(self.base_offset, index.entries)
+            added.append(aborted)
+            file.pwrite(added.entries[position:], position)
+        finally:
+            file.close()
+        self._transactions = added
+
+    def write_transactions(self, aborted: list[AbortedTransaction]) -> bool:
+        """Make the file list just these; whether that was a change.  Synced."""
+        index = TransactionIndex(self.base_offset)
+        for entry in aborted:
+            index.append(entry)
+        name = segment_name(self.base_offset, ".txnindex")
+        self._transactions = None
+        try:
+            if self._directory.read(name) == index.entries and aborted:
+                return False
+        except FileNotFoundError:
+            if not aborted:
+                return False
+        if aborted:
+            self._directory.write(name, index.entries, sync=True)
+        else:
+            self._directory.unlink(name)
+        return True
+
+    @property
     def file(self) -> _native.File:
         """The open .log file."""
         file = self._file
@@ -211,9 +271,17 @@ class Segment:
     # ---- reading ----
 
     def scan(
-        self, start: int | None = None, stop: int | None = None, *, on_corrupt: str = "raise"
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        on_corrupt: str = "raise",
+        aborted: bytes = b"",
     ) -> _native.SegmentScan:
-        """Records with offsets in [start, stop), from this segment alone.  An iterator."""
+        """Records with offsets in [start, stop), from this segment alone.  An iterator.
+
+        `aborted` names the transactions not to show, as `pack_aborted` makes it.
+        """
         return _native.SegmentScan(
             self.file,
             self.writer if self.writer is not None else self.offset_index.entries,
@@ -222,12 +290,13 @@ class Segment:
             self.end_offset if stop is None else stop,
             self.offset_max,
             self._required_end(),
-            self._dense,
+            self.dense,
             on_corrupt == "skip",
             self._topic,
             self._number,
             decompress,
             self.config.max_decompressed_message_bytes,
+            aborted,
         )
 
     def get(self, offset: int) -> Record | None:
@@ -350,7 +419,7 @@ class Segment:
         return self._max_timestamp
 
     def _required_end(self) -> int:
-        if not self._dense:
+        if not self.dense:
             return -1
         return self.durable_end if self.next_base is None else self.next_base
 
@@ -366,6 +435,7 @@ class Segment:
             self._offset_index = None
             self._time_index = None
             self._times_checked = False
+            self._transactions = None
 
     def retire(self) -> None:
         """Other files are about to take its names: whoever still holds it reads these."""
@@ -394,7 +464,7 @@ class Segment:
                 file.size() if limit is None else limit,
                 self.base_offset if next_offset is None else next_offset,
                 self.config.index_interval_bytes,
-                self._dense,
+                self.dense,
                 progress,
             )
         )
@@ -527,6 +597,7 @@ class Segment:
             position=size,
             next_offset=next_offset,
             batches=0,
+            producers=0,
             first_timestamp=first,
             max_timestamp=timestamp,
             max_timestamp_offset=offset,
@@ -552,6 +623,7 @@ def empty_contents(base_offset: int) -> SegmentContents:
         position=0,
         next_offset=base_offset,
         batches=0,
+        producers=0,
         first_timestamp=-1,
         max_timestamp=-1,
         max_timestamp_offset=base_offset,

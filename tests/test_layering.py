@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a room may import those before it.
 ROOMS = (
-    *("errors", "config", "clock", "_native", "_files", "codecs", "record", "index", "segment"),
-    *("checkpoint", "epochs", "root", "producer_state", "retention", "swap", "recovery"),
-    *("commit", "scan", "writer", "partition", "compaction", "verify"),
-    *("partitioner", "topic", "store", "maintenance"),
+    *("errors", "config", "clock", "_native", "_files", "codecs", "record", "batch"),
+    *("index", "segment", "checkpoint", "epochs", "root", "producer_state", "producers"),
+    *("incoming", "retention", "swap", "recovery", "commit", "scan", "writer", "partition"),
+    *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
     *("transactions", "groups", "replication", "kafka", "testing", "cli"),
 )
 # `logstore/__init__.py` gathers the public names: it may import any room, and only these, which

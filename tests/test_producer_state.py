@@ -382,7 +382,7 @@ def test_a_marker_of_a_lower_epoch_is_refused() -> None:
 def test_a_coordinator_of_a_lower_epoch_is_refused_but_believed_in_the_log() -> None:
     log = Log()
     log.end_transaction(1, commit=True, coordinator=5)
-    with pytest.raises(FencedError, match="coordinator epoch 4"):
+    with pytest.raises(FencedError, match="epoch 4 of the coordinator"):
         log.end_transaction(1, commit=True, coordinator=4)
     log.end_transaction(1, commit=True, coordinator=4, origin="replay")
     entry = log.state.get(1)

@@ -44,6 +44,9 @@ NAMES = {
     *("TopicExistsError", "UnknownTopicError", "UnsupportedFormatError"),
     *("Position", "Store", "StoreRecovery", "Topic", "open"),
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
+    *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
+    *("OngoingTransaction", "TransactionIndex"),
+    *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
 }
 
 SIGNATURES = [
@@ -76,8 +79,18 @@ SIGNATURES = [
     (Topic.alter, "(self, config)"),
     (Topic.add_partitions, "(self, count)"),
     (Topic.describe, "(self)"),
-    (Partition.append, "(self, value, *, key=None, headers=(), timestamp=None, durability=None)"),
-    (Partition.extend, "(self, records, *, durability=None)"),
+    (
+        Partition.append,
+        "(self, value, *, key=None, headers=(), timestamp=None, durability=None, "
+        "expect_offset=None)",
+    ),
+    (Partition.extend, "(self, records, *, durability=None, expect_offset=None)"),
+    (Partition.append_batch, "(self, raw, *, origin='leader', durability=None)"),
+    (
+        Partition.end_transaction,
+        "(self, producer_id, producer_epoch, *, commit, coordinator_epoch=0, durability=None)",
+    ),
+    (Partition.aborted_transactions, "(self, start=None, stop=None)"),
     (
         Partition.writer,
         "(self, *, batch_bytes=65536, compression=None, compression_level=None, linger=1.0, "
@@ -88,10 +101,13 @@ SIGNATURES = [
         "(self, start=None, stop=None, *, isolation='read_uncommitted', follow=False, "
         "timeout=None, max_records=None, on_corrupt='raise')",
     ),
-    (Partition.tail, "(self, n)"),
+    (Partition.tail, "(self, n, *, isolation='read_uncommitted')"),
     (Partition.get, "(self, key)"),
     (Partition.offset_for_time, "(self, when)"),
-    (Partition.read_batches, "(self, offset, max_bytes=1048576)"),
+    (
+        Partition.read_batches,
+        "(self, offset, max_bytes=1048576, *, isolation='read_uncommitted')",
+    ),
     (Partition.truncate, "(self, end_offset)"),
     (Partition.trim, "(self, start_offset)"),
     (Partition.enforce, "(self, policy=None, *, now=None, dry_run=False)"),
@@ -126,6 +142,7 @@ ATTRIBUTES = {
         *("path", "topic", "number", "closed", "readonly", "config"),
         *("start_offset", "end_offset", "durable_offset", "high_watermark", "last_stable_offset"),
         *("segments", "recovery", "leader_epoch", "leader_epochs", "first_dirty_offset"),
+        "ongoing_transactions",
     },
     Store: {"path", "closed", "readonly", "recovery", "identity"},
     Topic: {"name", "id", "config", "partitioner"},
@@ -143,6 +160,7 @@ ATTRIBUTES = {
 CAUGHT_AS = {
     "ClosedError": ValueError,
     "ConfigError": ValueError,
+    "ConflictError": RuntimeError,
     "CorruptLogError": ValueError,
     "DiskFullError": OSError,
     "FencedError": ValueError,
@@ -154,11 +172,13 @@ CAUGHT_AS = {
     "LockedError": OSError,
     "NotALogError": ValueError,
     "OffsetOutOfRangeError": IndexError,
+    "OutOfOrderSequenceError": ValueError,
     "ReadOnlyError": ValueError,
     "RecordNotFoundError": LookupError,
     "RecordTooLargeError": ValueError,
     "TopicExistsError": ValueError,
     "UnknownTopicError": KeyError,
+    "TransactionAbortedError": RuntimeError,
     "UnsupportedFormatError": ValueError,
 }
 

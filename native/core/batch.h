@@ -47,6 +47,12 @@ static inline unsigned ls_batch_codec(const ls_batch *batch)
     return batch->attributes & LS_ATTR_CODEC;
 }
 
+/* Whether it concerns producers: it has an id, or speaks of transactions. */
+static inline bool ls_batch_has_producer(const ls_batch *batch)
+{
+    return batch->producer_id >= 0 || (batch->attributes & LS_ATTR_CONTROL) != 0;
+}
+
 /* ---- walking its records ---- */
 
 typedef struct {

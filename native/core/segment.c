@@ -352,6 +352,7 @@ ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
         if (prefix->batches++ == 0) {
             prefix->first_timestamp = batch.max_timestamp;
         }
+        prefix->producers += ls_batch_has_producer(&batch);
         prefix->next_offset = batch.last_offset + 1;
         prefix->position += batch.size;
     }

@@ -88,6 +88,7 @@ typedef struct {
     int64_t batches;
     ls_entries epochs;                 /* where the leader epoch changes */
     int32_t last_epoch;
+    int64_t producers;                 /* batches with a producer id, and control batches */
     bool dense;                        /* a gap between batches is damage */
     bool indexing;                     /* off when a caller knows the indexes already */
 } ls_prefix;

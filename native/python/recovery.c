@@ -11,8 +11,9 @@ static PyObject *prefix_result(const ls_prefix *prefix, ls_status status)
     const char *epochs = (const char *)prefix->epochs.data;
     const char *kind = status.code == LS_END ? "end" : status.code == LS_E_LEGACY ? "legacy" : "bad";
     return Py_BuildValue(
-        "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:y#,s:y#,s:y#,s:s,s:s}", "position",
-        (long long)prefix->position, "next_offset", (long long)prefix->next_offset, "batches", (long long)prefix->batches,
+        "{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:y#,s:y#,s:y#,s:s,s:s}", "position",
+        (long long)prefix->position, "next_offset", (long long)prefix->next_offset, "batches",
+        (long long)prefix->batches, "producers", (long long)prefix->producers,
         "first_timestamp", (long long)prefix->first_timestamp, "max_timestamp",
         (long long)prefix->index.max_timestamp, "max_timestamp_offset",
         (long long)prefix->index.max_timestamp_offset, "last_indexed_position",

@@ -27,6 +27,7 @@ typedef struct {
     size_t content_capacity;
     RecordObject *recent[2];           /* the last two handed out; strong: see hand_out() */
     PyObject *skipped;                 /* list of (position, next position, start, end); strong */
+    PyObject *aborted;                 /* bytes: transactions not to be shown; strong or NULL */
     ls_window window;
     ls_ahead *ahead;                   /* of a long scan to columns; or NULL */
     ls_records records;                /* the current batch; remaining == 0: none */
@@ -99,17 +100,17 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"file",       "index",  "base_offset", "start", "stop",
                             "offset_max", "required_end", "dense", "skip",  "topic",
-                            "partition",  "decompress",   "payload_max", "ahead", NULL};
-    PyObject *file, *index, *topic, *decompress;
+                            "partition",  "decompress",   "payload_max", "aborted", "ahead", NULL};
+    PyObject *file, *index, *topic, *decompress, *aborted = NULL;
     long long base_offset, start, stop, offset_max, required_end, payload_max;
     int dense, skip, partition;
     Py_ssize_t ahead = LS_WINDOW_BYTES;
     ls_module *module = ls_module_of_type(type);
     if (module == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OLLLLLppOiOL|n:SegmentScan", names,
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!OLLLLLppOiOL|Sn:SegmentScan", names,
                                      module->file_type, &file, &index, &base_offset, &start, &stop,
                                      &offset_max, &required_end, &dense, &skip, &topic, &partition, &decompress,
-                                     &payload_max, &ahead)) {
+                                     &payload_max, &aborted, &ahead)) {
         return NULL;
     }
     int64_t landing, position, next_position;
@@ -126,6 +127,7 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->base_offset = base_offset;
     self->topic = topic == Py_None ? NULL : Py_NewRef(topic);
     self->decompress = Py_NewRef(decompress);
+    self->aborted = aborted == NULL || PyBytes_GET_SIZE(aborted) == 0 ? NULL : Py_NewRef(aborted);
     self->position = position;
     self->began = position;
     self->start = start;
@@ -214,6 +216,7 @@ static void scan_dealloc(SegmentScanObject *self)
     Py_XDECREF(self->file);
     Py_XDECREF(self->topic);
     Py_XDECREF(self->payload);
+    Py_XDECREF(self->aborted);
     Py_XDECREF(self->recent[0]);
     Py_XDECREF(self->recent[1]);
     type->tp_free(self);
@@ -506,6 +509,37 @@ static ls_status check_order(const SegmentScanObject *self)
     return ls_ok();
 }
 
+/* Whether the current batch is data of an aborted transaction.  Needs no GIL: bytes do not change.
+ * An entry is (producer id, first offset, last offset), sorted; one producer's do not overlap. */
+static bool is_aborted(const SegmentScanObject *self)
+{
+    enum { ENTRY = 24 };
+    const unsigned both = LS_ATTR_TRANSACTIONAL | LS_ATTR_CONTROL;
+    if (self->aborted == NULL || (self->batch.attributes & both) != LS_ATTR_TRANSACTIONAL) {
+        return false;
+    }
+    const uint8_t *entries = (const uint8_t *)PyBytes_AS_STRING(self->aborted);
+    size_t low = 0, high = (size_t)PyBytes_GET_SIZE(self->aborted) / ENTRY;
+    while (low < high) {               /* the first entry behind (producer id, base offset) */
+        size_t middle = low + (high - low) / 2;
+        int64_t id = ls_load_i64(entries + middle * ENTRY);
+        bool behind = id != self->batch.producer_id
+                          ? id > self->batch.producer_id
+                          : ls_load_i64(entries + middle * ENTRY + 8) > self->batch.base_offset;
+        if (behind) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    if (low == 0) {
+        return false;
+    }
+    const uint8_t *entry = entries + (low - 1) * ENTRY;
+    return ls_load_i64(entry) == self->batch.producer_id &&
+           self->batch.base_offset <= ls_load_i64(entry + 16);
+}
+
 typedef enum { BATCH_READY, BATCH_NONE, BATCH_RAISED } batch_state;
 
 /* Moves on to the next batch with something in [start, stop).  `control`: hand out control batches
@@ -553,7 +587,7 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
         if (self->batch.base_offset >= self->stop) {
             return BATCH_NONE;
         }
-        bool wanted = self->batch.last_offset >= self->start &&
+        bool wanted = self->batch.last_offset >= self->start && !is_aborted(self) &&
                       (raw || (!(self->batch.attributes & LS_ATTR_CONTROL) &&
                                self->batch.record_count > 0));
         if (wanted && !raw && !unpack(self, *data)) {
@@ -744,7 +778,7 @@ static ls_code fill_plain(SegmentScanObject *self, ls_columns *columns, bool *st
             if (self->landing >= 0 || self->position >= limit ||
                 !plain_batch(self, limit, &data) || check_order(self).code != LS_OK ||
                 self->batch.base_offset >= self->stop || self->batch.last_offset < self->start ||
-                !is_plain(&self->batch)) {
+                !is_plain(&self->batch) || is_aborted(self)) {
                 return LS_E_INVALID;
             }
             ls_records_open(&self->records, &self->batch, data + LS_BATCH_HEADER_BYTES,
@@ -838,6 +872,34 @@ static PyObject *scan_next_raw(SegmentScanObject *self, PyObject *Py_UNUSED(unus
             finish_batch(self);
         }
     } else if (state == BATCH_NONE) {
+        result = Py_NewRef(Py_None);
+    }
+    leave(self);
+    return result;
+}
+
+/* next_producer() -> bytes or None: the header of the next batch with a producer id; a control
+ * batch whole, since its record tells how a transaction ended. */
+static PyObject *scan_next_producer(SegmentScanObject *self, PyObject *Py_UNUSED(unused))
+{
+    const uint8_t *data;
+    if (!enter(self)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    batch_state state = BATCH_READY;
+    while (result == NULL && (state = next_batch(self, true, &data)) == BATCH_READY) {
+        if (ls_batch_has_producer(&self->batch)) {
+            bool whole = (self->batch.attributes & LS_ATTR_CONTROL) != 0;
+            result = PyBytes_FromStringAndSize(
+                (const char *)data, whole ? (Py_ssize_t)self->batch.size : LS_BATCH_HEADER_BYTES);
+            if (result == NULL) {
+                break;
+            }
+        }
+        finish_batch(self);
+    }
+    if (state == BATCH_NONE) {
         result = Py_NewRef(Py_None);
     }
     leave(self);
@@ -1055,6 +1117,8 @@ static PyMethodDef scan_methods[] = {
     {"fill", (PyCFunction)scan_fill, METH_O, PyDoc_STR("fill(columns) -> bool: whether full")},
     {"next_raw", (PyCFunction)scan_next_raw, METH_NOARGS,
      PyDoc_STR("next_raw() -> bytes or None: the next whole batch")},
+    {"next_producer", (PyCFunction)scan_next_producer, METH_NOARGS,
+     PyDoc_STR("next_producer() -> bytes or None: the next header with a producer id")},
     {"find_time", (PyCFunction)scan_find_time, METH_O,
      PyDoc_STR("find_time(timestamp) -> offset or None")},
     {"get", (PyCFunction)(void (*)(void))scan_get, METH_FASTCALL | METH_CLASS,

@@ -205,6 +205,51 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     return PyLong_FromLongLong(first_offset);
 }
 
+/* append_raw(batches, now_ms) -> whether it was done: False when a roll must come first.  Whole
+ * batches with their place and checksums, behind the last offset; the caller has checked them. */
+static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *args)
+{
+    PyObject *batches;
+    long long now_ms;
+    if (!PyArg_ParseTuple(args, "SL:append_raw", &batches, &now_ms)) {
+        return NULL;
+    }
+    const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(batches);
+    size_t size = (size_t)PyBytes_GET_SIZE(batches);
+    int64_t next_offset = self->next_offset, max_timestamp = -1;
+    for (size_t at = 0; at < size;) {
+        ls_batch batch;
+        if (size - at < LS_BATCH_HEADER_BYTES ||
+            ls_batch_parse(data + at, size - at, &batch).code != LS_OK ||
+            batch.size > (int64_t)(size - at) || batch.base_offset < next_offset) {
+            return PyErr_Format(PyExc_ValueError, "no batch at or above offset %lld at byte %zu",
+                                (long long)next_offset, at);
+        }
+        next_offset = batch.last_offset + 1;
+        max_timestamp = batch.max_timestamp > max_timestamp ? batch.max_timestamp : max_timestamp;
+        at += (size_t)batch.size;
+    }
+    if (should_roll(self, (int64_t)size, max_timestamp, next_offset - 1, now_ms)) {
+        Py_RETURN_FALSE;
+    }
+    if (!ls_file_pin(self->file)) {
+        return NULL;
+    }
+    int64_t position = atomic_load_explicit(&self->file->end, memory_order_relaxed);
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; `batches` is held by the arguments */
+    status = ls_append(self->file->io, self->file->fd, data, size, position);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self->file);
+    if (status.code != LS_OK) {
+        return raise_failed_write(self, status, next_offset);
+    }
+    atomic_store_explicit(&self->file->end, position + (int64_t)size, memory_order_release);
+    self->next_offset = next_offset;
+    track(self, data, size, position);
+    Py_RETURN_TRUE;
+}
+
 /* finish(): the final time entry, before the segment is sealed or closed. */
 static PyObject *segment_writer_finish(SegmentWriterObject *self, PyObject *Py_UNUSED(unused))
 {
@@ -263,6 +308,8 @@ static PyObject *segment_writer_get_file(SegmentWriterObject *self, void *Py_UNU
 static PyMethodDef segment_writer_methods[] = {
     {"append", (PyCFunction)(void (*)(void))segment_writer_append, METH_FASTCALL,
      PyDoc_STR("append(builder, leader_epoch, append_time, now_ms) -> first offset or -1")},
+    {"append_raw", (PyCFunction)segment_writer_append_raw, METH_VARARGS,
+     PyDoc_STR("append_raw(batches, now_ms) -> whether it fitted")},
     {"finish", (PyCFunction)segment_writer_finish, METH_NOARGS, PyDoc_STR("final time entry")},
     {"offset_entries", (PyCFunction)segment_writer_offsets, METH_VARARGS,
      PyDoc_STR("offset_entries(from_byte=0) -> bytes")},

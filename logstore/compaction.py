@@ -450,7 +450,7 @@ class Compactor:
             offset_map=rules.keys,
             key=rules.key,
             transactions=rules.transactions,
-            producers=[],
+            producers=self.partition.producer_ends(),
             start_offset=rules.start_offset,
             end_offset=rules.end_offset,
             now_ms=rules.now_ms,

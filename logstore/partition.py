@@ -622,6 +622,14 @@ class Partition:
         last = end if stop is None else stop
         return self._known_producers().aborted(self._segments, first, last)
 
+    def producer_ends(self) -> list[tuple[int, int, int]]:
+        """(producer id, epoch, last offset of its data or -1), by id; for Compactor."""
+        with self._lock:
+            return [
+                (entry.producer_id, entry.epoch, entry.last_offset)
+                for entry in self._known_producers().state
+            ]
+
     def _known_producers(self) -> Producers:
         self._check_usable()
         if not self._producers_loaded:
@@ -1553,6 +1561,9 @@ class Partition:
             for segment in old:
                 self._warm.pop(segment.base_offset, None)
             rest = [segment for segment in self._segments if segment.base_offset not in plan.old]
+            self._producers.replaced(
+                plan.old, plan.new.base_offset, indexed=".txnindex" in plan.new.suffixes
+            )
             self._publish(sorted([*rest, new], key=lambda segment: segment.base_offset))
             self._version += 1
             self._write_state(clean=False, sync=True)

@@ -85,6 +85,11 @@ class ProducerEntry:
         """-1: none, and then the next is 0."""
         return self.batches[-1].last_sequence if self.batches else -1
 
+    @property
+    def last_offset(self) -> int:
+        """Of its newest data; -1: only markers are known."""
+        return self.batches[-1].last_offset if self.batches else -1
+
     def find(self, header: BatchHeader) -> BatchSpan | None:
         """The batch in the window that this one repeats."""
         if header.producer_epoch == self.epoch:

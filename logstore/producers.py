@@ -222,6 +222,12 @@ class Producers:
         self._pending = None
         self.recompute()
 
+    def replaced(self, old: Iterable[int], new: int, *, indexed: bool) -> None:
+        """Segments of these bases gave way to one."""
+        for base in old:
+            self._note_indexed(base, False)
+        self._note_indexed(new, indexed)
+
     def _note_indexed(self, base: int, there: bool) -> None:
         known = [other for other in self._indexed if other != base]
         self._indexed = sorted([*known, base]) if there else known

@@ -111,17 +111,19 @@ class Columns:
     """One chunk of records, field by field.  ``len()`` is its number of rows.
 
     ``offsets`` and ``timestamps`` are numpy int64 arrays; ``keys`` and ``values`` are BytesColumns.
-    A field that was not asked for is None.
+    A field that was not asked for is None.  ``timestamp_type`` is 0 where producers gave the times
+    (CreateTime) and 1 where the log did (LogAppendTime); a chunk holds only one kind.
     """
 
     __slots__ = ("_header_ends", "_header_names", "_header_values", "_rows", "keys", "offsets",
-                 "timestamps", "values")  # fmt: skip
+                 "timestamp_type", "timestamps", "values")  # fmt: skip
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
         import numpy
 
-        rows, offsets, timestamps, keys, values, header_ends, names, header_values = parts
+        rows, kind, offsets, timestamps, keys, values, header_ends, names, header_values = parts
         self._rows: int = rows
+        self.timestamp_type: int = kind
         self.offsets: npt.NDArray[np.int64] | None = (
             None if offsets is None else numpy.frombuffer(offsets, numpy.int64)
         )

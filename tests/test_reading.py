@@ -15,9 +15,11 @@ from logstore import (
     ManualClock,
     OffsetOutOfRangeError,
     Partition,
+    PartitionConfig,
     Record,
     RecordNotFoundError,
 )
+from logstore.clock import ManualClock
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 
@@ -433,3 +435,22 @@ def test_random_access_again_and_again_in_batches_of_uneven_records(make_log: Ma
         assert [log[offset].value for offset in range(200, 600)] == [
             b"new %d" % i for i in range(200, 600)
         ]
+
+
+def test_a_chunk_of_columns_holds_one_kind_of_timestamps(make_log: MakeLog) -> None:
+    log = make_log()
+    log.extend([Record(b"ours", timestamp=5)] * 10)
+    path = log.path
+    log.close()
+    by_log = PartitionConfig(message_timestamp_type="LogAppendTime")
+    with Partition.open(path, config=by_log, clock=ManualClock(1_000)) as again:
+        again.extend([Record(b"the log's", timestamp=5)] * 10)
+        again.append(b"one more")
+    with Partition.open(path) as once_more:
+        once_more.extend([Record(b"ours", timestamp=6)] * 3)
+        chunks = list(once_more.scan().columns())
+        kinds = [(chunk.timestamp_type, len(chunk)) for chunk in chunks]
+        assert kinds == [(0, 10), (1, 11), (0, 3)]
+        times = [t for chunk in chunks for t in chunk.timestamps]
+        assert times == [5] * 10 + [1_000] * 11 + [6] * 3
+        assert once_more.scan().to_arrow().num_rows == 24

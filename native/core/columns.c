@@ -498,6 +498,11 @@ ls_code ls_columns_fill(ls_columns *columns, ls_records *records, int64_t start,
                         bool *stopped)
 {
     *stopped = false;
+    if (columns->rows == 0) {
+        columns->log_append_time = records->log_append_time;
+    } else if (columns->log_append_time != records->log_append_time) {
+        return LS_OK;
+    }
     bool inside = records->base_offset >= start &&
                   records->base_offset + records->last_offset_delta < stop;
     while (!full(columns)) {

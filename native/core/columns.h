@@ -37,6 +37,7 @@ typedef struct {
     size_t rows;
     size_t rows_max;
     size_t bytes_max;                  /* of any data buffer: the chunk is full beyond this */
+    bool log_append_time;              /* what the timestamps are, all of them */
     int64_t *offsets;
     int64_t *timestamps;
     ls_bytes_column keys;
@@ -53,7 +54,7 @@ void ls_columns_free(ls_columns *columns);
 
 /* Takes records with offsets in [start, stop) from the walk until it ends (LS_END), the chunk is
  * full (LS_OK), or an offset >= stop appears (LS_OK with *stopped set).  The record that did not
- * fit is not consumed. */
+ * fit is not consumed.  A chunk is also full before timestamps of the other kind. */
 ls_code ls_columns_fill(ls_columns *columns, ls_records *records, int64_t start, int64_t stop,
                         bool *stopped);
 

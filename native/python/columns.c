@@ -164,8 +164,8 @@ static PyObject *finish_array(ls_module *module, void *slot, size_t bytes)
     return buffer;
 }
 
-/* finish() -> (rows, offsets, timestamps, keys, values, header_ends, header_names, header_values);
- * the builder is empty and useless afterwards. */
+/* finish() -> (rows, timestamp_type, offsets, timestamps, keys, values, header_ends, header_names,
+ * header_values); the builder is empty and useless afterwards. */
 static PyObject *column_builder_finish(ColumnBuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     if (self->busy) {
@@ -189,7 +189,7 @@ static PyObject *column_builder_finish(ColumnBuilderObject *self, PyObject *Py_U
         ok = ok && parts[i] != NULL;
     }
     if (ok) {
-        result = Py_BuildValue("(nOOOOOOO)", (Py_ssize_t)rows, parts[0], parts[1], parts[2],
+        result = Py_BuildValue("(niOOOOOOO)", (Py_ssize_t)rows, columns->log_append_time ? 1 : 0, parts[0], parts[1], parts[2],
                                parts[3], parts[4], parts[5], parts[6]);
     }
     for (size_t i = 0; i < 7; i++) {

@@ -19,7 +19,6 @@ from logstore import (
     Record,
     RecordNotFoundError,
 )
-from logstore.clock import ManualClock
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 

@@ -62,7 +62,8 @@ SIGNATURES = [
     ),
     (
         Store.create_topic,
-        "(self, name, partitions=1, *, config=None, exist_ok=False, partitioner=None, topic_id=None)",
+        "(self, name, partitions=1, *, config=None, exist_ok=False, partitioner=None, "
+        "topic_id=None)",
     ),
     (Store.alter_topic, "(self, name, config)"),
     (Store.delete_topic, "(self, name)"),

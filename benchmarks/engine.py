@@ -45,6 +45,10 @@ def open_store(path: Path) -> Log:
     return importlib.import_module("logstore").open(path, durability="os")
 
 
+def compactor(log: Log, *, memory_bytes: int) -> Any:
+    return importlib.import_module("logstore").Compactor(log, memory_bytes=memory_bytes)
+
+
 def fill(path: Path, lists: Iterable[list[bytes]]) -> None:
     """A cleanly closed partition that holds these lists, each handed over in one `extend`."""
     with open_log(path) as log:

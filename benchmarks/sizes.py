@@ -25,6 +25,8 @@ class Sizes:
     burst_bytes: int
     growth_bytes: int
     growth_records: tuple[int, int]
+    compaction_records: int
+    compaction_keys: int
 
 
 FULL = Sizes(
@@ -43,6 +45,8 @@ FULL = Sizes(
     burst_bytes=256 * MIB,
     growth_bytes=10 * GIB,
     growth_records=(1_000_000, 10_000_000),
+    compaction_records=10_000_000,
+    compaction_keys=1_000_000,
 )
 
 QUICK = Sizes(
@@ -61,4 +65,6 @@ QUICK = Sizes(
     burst_bytes=8 * MIB,
     growth_bytes=64 * MIB,
     growth_records=(10_000, 100_000),
+    compaction_records=200_000,
+    compaction_keys=20_000,
 )

@@ -431,8 +431,9 @@ def test_aborted_data_goes_and_its_marker_stays_until_its_time(tmp_path: Path) -
     data = batch(record(0, b"a", b"aborted"), record(1, b"b", b"aborted"), transactional=True,
                  producer_id=7, producer_epoch=0, base_sequence=0)  # fmt: skip
     plain = batch(record(2, b"a", b"plain"))
-    segments = [[data, plain, marker(3, 7, commit=False)], [batch(record(4, b"z"))]]
-    write_log(path, segments, aborted=[(7, 0, 3)])
+    # What the producer sent later is what tells its last sequence.
+    later = batch(record(4, b"z"), producer_id=7, producer_epoch=0, base_sequence=2)
+    write_log(path, [[data, plain, marker(3, 7, commit=False)], [later]], aborted=[(7, 0, 3)])
     clock = ManualClock(NOW)
     with open_log(path, clock, delete_retention_ms=1000) as log:
         report = Compactor(log).run()
@@ -451,6 +452,50 @@ def test_aborted_data_goes_and_its_marker_stays_until_its_time(tmp_path: Path) -
         # Its time begins when compaction finds that, and is over when a later one sees it passed.
         assert horizons == [[NOW + 600 + 1000], [NOW + 600 + 1000], []]
         assert (2, b"a", b"plain") in pairs(log)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_outlives_the_last_batch_of_its_producer(tmp_path: Path, commit: bool) -> None:
+    """An emptied batch that tells a producer's last sequence still belongs to its transaction."""
+    path = tmp_path / "t-0"
+    data = batch(record(0, b"a", b"gone"), transactional=True, producer_id=7, producer_epoch=0,
+                 base_sequence=41)  # fmt: skip
+    newer = batch(record(2, b"a", b"newer"))
+    write_log(path, [[data, marker(1, 7, commit=commit), newer], [batch(record(3, b"z"))]],
+              aborted=[] if commit else [(7, 0, 1)])  # fmt: skip
+    clock = ManualClock(NOW)
+    with open_log(path, clock, delete_retention_ms=0) as log:
+        for i in range(3):
+            compact(log)
+            clock.advance(10)
+            log.append(b"x", key=b"k%d" % i)
+            log.roll()
+            header, end = batches_of(path)[:2]
+            assert (header.records, header.last_sequence, header.transactional) == ((), 41, True)
+            assert end.control and end.records and end.delete_horizon is None
+        assert (path / segment_name(0, ".txnindex")).exists() == (not commit)
+        assert [r.key for r in log.scan(isolation="read_committed")][:1] == [b"a"]
+        check_invariants(log)
+
+
+def test_nothing_of_an_open_transaction_is_compacted(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    opened = batch(record(2, b"a", b"open"), transactional=True, producer_id=7, producer_epoch=0,
+                   base_sequence=0)  # fmt: skip
+    write_log(
+        path,
+        [
+            [batch(record(0, b"a")), batch(record(1, b"a"))],
+            [opened],
+            [batch(record(3, b"a", b"behind"))],
+            [batch(record(4, b"z"))],
+        ],
+    )
+    with open_log(path) as log:
+        assert log.last_stable_offset == 2
+        report = Compactor(log).run()
+        assert report.end_offset == 2
+        assert [offset for offset, _, _ in pairs(log)] == [1, 2, 3, 4]
 
 
 def test_a_commit_marker_stays_while_its_data_does(tmp_path: Path) -> None:
@@ -643,6 +688,7 @@ def test_what_is_left_is_what_the_reference_leaves(
     memory = 1 << 20 if key_limit is None else 24 * -(-key_limit * 10 // 9)
     with open_log(path, segment_bytes=max(1024, segment_bytes), delete_retention_ms=100) as log:
         done = 0
+        producers = {producer: (epoch, last) for producer, epoch, last in log.producer_ends()}
         bases = [segment.base_offset for segment in log.segments]
         passes = 0
         while done < end:
@@ -654,6 +700,7 @@ def test_what_is_left_is_what_the_reference_leaves(
                 bases=bases,
                 key_limit=key_limit,
                 aborted=aborted,
+                producers=producers,
             )
             expected, done = reference_compaction(expected, rules)
             passes += 1

@@ -18,7 +18,7 @@ from benchmarks.values import SEED, VALUE_BYTES
 SEGMENT_BYTES = 128 * MIB
 MAP_BYTES = 64 * MIB
 # Beside the map: a read window, a write buffer, indexes, and what the interpreter takes meanwhile.
-ALLOWANCE_BYTES = 16 * MIB
+ALLOWANCE_BYTES = 8 * MIB
 ROUNDS = 2  # of several seconds each
 
 

@@ -1486,6 +1486,8 @@ class Partition:
         """Compaction has been over everything below this; the start of the log when it has not."""
         start, end = self.start_offset, self.end_offset
         offset = CleanerCheckpoint.read(self._directory)
+        if offset < 0 and self._claims is not None:
+            offset = self._claims.first_dirty_offset  # as a broker left it
         return offset if start <= offset <= end else start
 
     @contextlib.contextmanager

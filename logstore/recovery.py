@@ -139,6 +139,7 @@ class Claims:
 
     recovery_point: int = 0
     start_offset: int = 0
+    first_dirty_offset: int = -1  # of compaction
     only: bool = False
 
     def as_state(self, version: int) -> PartitionState:

@@ -41,6 +41,7 @@ from logstore.checkpoint import (
     PARTITION_METADATA,
     RECOVERY_POINTS,
     START_OFFSETS,
+    CleanerCheckpoint,
     DurableMark,
     PartitionState,
     TopicPartition,
@@ -291,6 +292,7 @@ class Store(Mapping[str, Topic]):
         claims = Claims(
             self._recovery_points.get((name, number), 0),
             self._start_offsets.get((name, number), 0),
+            self._cleaner_offsets.get((name, number), -1),
             only=self._readonly and self._left.foreign,
         )
         self._partitions_opened += 1
@@ -662,6 +664,11 @@ class Store(Mapping[str, Topic]):
             self._start_offsets[key] = start
         else:
             self._start_offsets.pop(key, None)
+        dirty = partition.first_dirty_offset if partition.config.compacts else start
+        if dirty > start:
+            self._cleaner_offsets[key] = dirty
+        else:
+            self._cleaner_offsets.pop(key, None)
 
     def _write_checkpoints(self) -> None:
         """Each only after what it claims is durable; one that says the same is left as it is."""
@@ -793,6 +800,7 @@ class Store(Mapping[str, Topic]):
 def _forget_state(directory: Directory) -> None:
     directory.unlink(PartitionState.NAME)
     directory.unlink(DurableMark.NAME)
+    directory.unlink(CleanerCheckpoint.NAME)
     directory.sync()
 
 

@@ -271,6 +271,23 @@ class Topic(Sequence[Partition]):
             )
         return int(number)
 
+    # ---- by key ----
+
+    def get(self, key: bytes) -> Record | None:
+        """The newest record of a key; None when there is none, or it is a tombstone.
+
+        For topics that keep the newest record of every key: ConfigError unless ``cleanup.policy``
+        contains ``compact``.  Looks where the partitioner sends the key now; as long as it takes to
+        read back to the record, see `Partition.get`.
+        """
+        if not self._config.compacts:
+            self._check_usable()
+            raise ConfigError(
+                f"topic {self.name!r} has cleanup.policy={self._config.cleanup_policy}, and may "
+                f"have lost the newest record of a key: use cleanup.policy=compact, or scan it"
+            )
+        return self[self._choose(key, b"")].get(key)
+
     # ---- settings and size ----
 
     def alter(self, config: Mapping[str, Any]) -> PartitionConfig:

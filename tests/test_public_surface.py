@@ -77,6 +77,7 @@ SIGNATURES = [
         "(self, value, *, key=None, headers=(), timestamp=None, partition=None, durability=None)",
     ),
     (Topic.extend, "(self, records, *, partition=None, durability=None)"),
+    (Topic.get, "(self, key)"),
     (Topic.alter, "(self, config)"),
     (Topic.add_partitions, "(self, count)"),
     (Topic.describe, "(self)"),

@@ -12,6 +12,7 @@ import pytest
 
 import logstore
 from logstore import (
+    Compactor,
     ConfigError,
     InvalidRecordError,
     KeyPartitioner,
@@ -109,6 +110,40 @@ def test_anything_callable_can_choose_partitions(make_store: MakeStore) -> None:
         assert store.create_topic("u", 2).append(b"x").partition == 1
         seeded = KeyPartitioner(seed=1)
         assert store.create_topic("u", exist_ok=True, partitioner=seeded).partitioner is seeded
+
+
+# ---- by key ----
+
+
+def test_the_newest_record_of_a_key_is_found(store: Store) -> None:
+    topic = store.create_topic("t", 3, config={"cleanup.policy": "compact"})
+    for i in range(30):
+        topic.append(b"%d" % i, key=b"k%d" % (i % 5))
+    found = topic.get(b"k3")
+    assert found is not None and (found.value, found.key) == (b"28", b"k3")
+    topic.append(None, key=b"k3")
+    assert topic.get(b"k3") is None, "a tombstone"
+    assert topic.get(b"none") is None
+    plain = store.create_topic("plain")
+    with pytest.raises(ConfigError, match=r"cleanup\.policy=delete.*use cleanup\.policy=compact"):
+        plain.get(b"k")
+
+
+def test_compaction_is_written_down_where_a_broker_looks(make_store: MakeStore) -> None:
+    with make_store() as store:
+        topic = store.create_topic("t", config={"cleanup.policy": "compact"})
+        for i in range(10):
+            topic.append(b"%d" % i, key=b"k")
+        topic[0].roll()
+        Compactor(topic[0]).run()
+        dirty = topic[0].first_dirty_offset
+        assert dirty == 10
+    checkpoint = store.path / "cleaner-offset-checkpoint"
+    assert checkpoint.read_text() == "0\n1\nt 0 10\n"
+    (store.path / "t-0" / "logstore.cleaner").unlink()  # a broker has none
+    with make_store() as store:
+        assert store["t"][0].first_dirty_offset == 10
+        assert [record.value for record in store["t"][0]] == [b"9"]
 
 
 # ---- as a sequence ----

@@ -22,6 +22,15 @@ static block_head *kept[KEPT_BLOCKS];
 static size_t kept_count;
 static size_t kept_bytes;
 
+/* A fork while another thread holds the lock would leave it held for ever in the child. */
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+
+__attribute__((constructor)) static void survive_forks(void)
+{
+    (void)pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
+
 /* The kept block that fits best without being more than twice what is asked for. */
 static block_head *take_kept(size_t size)
 {

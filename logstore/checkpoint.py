@@ -93,9 +93,21 @@ class PartitionState:
         try:
             if not space or int(checksum, 16) != _native.crc32c(body):
                 return None
-            return cls(**json.loads(body))
-        except (TypeError, ValueError):
+            state = cls(**json.loads(body))
+        except (TypeError, ValueError, RecursionError):
             return None
+        return state if state._is_plausible() else None
+
+    def _is_plausible(self) -> bool:
+        """A right checksum says who wrote it, not that it makes sense."""
+        numbers = dataclasses.asdict(self)
+        clean, boot = numbers.pop("clean"), numbers.pop("boot")
+        return (
+            isinstance(clean, bool)
+            and isinstance(boot, str)
+            and all(type(number) is int and -1 <= number < 1 << 63 for number in numbers.values())
+            and min(self.start_offset, self.recovery_point, self.dense_from, self.version) >= 0
+        )
 
 
 class DurableMark:

@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast, overload
@@ -47,11 +47,12 @@ from logstore.checkpoint import (
 )
 from logstore.clock import Clock, SystemClock
 from logstore.commit import GroupCommit
-from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.config import INT64_MAX, ConfigError, PartitionConfig, wants_fsync
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
     ConflictError,
+    CorruptLogError,
     FencedError,
     ForkedHandleError,
     IndeterminateAppendError,
@@ -93,6 +94,7 @@ WARM_SEGMENTS = 32  # sealed segments that keep descriptor and indexes in memory
 UNSYNCED_SEGMENTS = 4  # sealed files that durability="os" may leave to the kernel
 MARK_SECONDS = 0.05  # how late the durable mark may be
 EPOCH_MAX = (1 << 31) - 1
+SETTLE_SECONDS = 0.5  # how long a reader waits for a truncation in another process
 POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
 NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
 
@@ -169,12 +171,15 @@ class Partition:
         self._start_offset = 0
         self._dense_from = 0
         self._version = 0
+        # A reader beside a writer: how often it loaded, and whether that was amid a truncation.
+        self._loads = 0
+        self._plan_seen = False
         self._recovery_point = 0
         # The epoch that appends carry.  An append needs it to be the latest of `_epochs`.
         self._epoch = 0
         self._epochs = LeaderEpochs()
         self._clock_guard = ClockGuard(self._clock.time_ms(), self._clock.monotonic())
-        self._commit = GroupCommit(self._sync_written, 0)
+        self._commit = GroupCommit(_sync_written_of(weakref.ref(self)), 0)
         self._producers = self._new_producers()
         self._producers_loaded = False
         self._codec = codec_number(None, config)
@@ -261,13 +266,16 @@ class Partition:
                        config=self._config, dense=dense)  # fmt: skip
 
     def _load(self, progress: RecoveryProgress | None) -> None:
-        loaded = load(
-            self._directory,
-            self._make_segment,
-            readonly=self._readonly,
-            progress=progress,
-            claims=self._claims,
-        )
+        if self._readonly:
+            loaded = self._load_settled(progress)
+        else:
+            loaded = load(
+                self._directory,
+                self._make_segment,
+                readonly=False,
+                progress=progress,
+                claims=self._claims,
+            )
         self.recovery = loaded.report
         self._start_offset = loaded.start_offset
         self._dense_from = loaded.dense_from
@@ -1380,10 +1388,11 @@ class Partition:
                 self._roll_locked(end_offset)
             else:
                 self._replace_empty(last, end_offset)
-        self._directory.unlink(TRUNCATION_PLAN)
-        self._directory_changes += 1
+        # Readers take the plan, and the version once it is gone, for the sign of a cut.
         self._version += 1
         self._write_state(clean=False, sync=True)
+        self._directory.unlink(TRUNCATION_PLAN)
+        self._directory_changes += 1
         self._commit.wait_for(end_offset, end_offset)
 
     def _replace_empty(self, segment: Segment, base_offset: int) -> None:
@@ -1634,18 +1643,20 @@ class Partition:
             return self._slice(offset)
         if not isinstance(offset, int):
             raise TypeError(f"an offset is an int, not {type(offset).__name__}")
+        while True:
+            generation = self.generation
+            try:
+                return self._get(offset)
+            except (CorruptLogError, FileNotFoundError):
+                if not self.moved_since(generation):
+                    raise
+
+    def _get(self, offset: int) -> Record:
         end = self.end_offset
         wanted = offset + end if offset < 0 else offset
         if not self._start_offset <= wanted < end:
             raise OffsetOutOfRangeError(offset, start=self._start_offset, end=end, where=self.name)
-        try:
-            record = self.segment_for(wanted).get(wanted)
-        except FileNotFoundError:
-            if wanted >= self.start_offset:
-                raise
-            raise OffsetOutOfRangeError(
-                offset, start=self._start_offset, end=end, where=self.name
-            ) from None
+        record = self.segment_for(wanted).get(wanted)
         if record is None:
             raise RecordNotFoundError(wanted, where=self.name)
         return record
@@ -1686,6 +1697,7 @@ class Partition:
         if n < 0:
             raise ValueError(f"n must not be negative, not {n}")
         end, first = self.end_offset, self._start_offset
+        n = min(n, end - first)
         span = n
         while n:
             # Offsets without a record (compaction, control batches) make a look further back.
@@ -1702,7 +1714,19 @@ class Partition:
         `when` is a datetime with a time zone, or int milliseconds since 1970.
         """
         when = _milliseconds(when)
+        while True:
+            generation = self.generation
+            try:
+                return self._offset_for_time(when)
+            except (CorruptLogError, FileNotFoundError):
+                if not self.moved_since(generation):
+                    raise
+
+    def _offset_for_time(self, when: int) -> int:
         end, start = self.end_offset, self.start_offset
+        if when > INT64_MAX:
+            return end
+        when = max(when, -INT64_MAX)
         for segment in self.segments:
             if segment.end_offset <= start:
                 continue
@@ -1734,9 +1758,17 @@ class Partition:
 
     def check(self) -> None:
         """Verify every batch, record and index entry; raise CorruptLogError at the first fault."""
-        self._check_usable()
-        for segment in self.segments:
-            segment.check()
+        while True:
+            self._check_usable()
+            generation = self.generation
+            try:
+                for segment in self.segments:
+                    segment.check()
+            except (CorruptLogError, FileNotFoundError):
+                if not self.moved_since(generation):
+                    raise
+            else:
+                return
 
     @property
     def dense_from(self) -> int:
@@ -1794,6 +1826,8 @@ class Partition:
 
     def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
         """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._readonly:
             return self._poll_beyond(offset, deadline, committed)
@@ -1861,11 +1895,70 @@ class Partition:
         active.next_base = base
         self._publish((*self._segments, new))
 
+    @property
+    def generation(self) -> int:
+        """Moves when the log changed by more than an append."""
+        return self._loads if self._readonly else self._version
+
+    def moved_since(self, generation: int) -> bool:
+        """Whether the log was cut, trimmed or opened anew; a reader has loaded it again by then.
+
+        What looked like damage before may have been a cut: a writer announces one before it cuts.
+        """
+        self._check_usable()
+        with self._lock:
+            deadline = time.monotonic() + SETTLE_SECONDS
+            while self._readonly and self._loads == generation:
+                state = PartitionState.read(self._directory)
+                cutting = self._directory.exists(TRUNCATION_PLAN)
+                if cutting != self._plan_seen or (state and state.version != self._version):
+                    self._reload()
+                elif not cutting or time.monotonic() > deadline:
+                    break
+                else:
+                    time.sleep(SETTLE_SECONDS / 100)
+            return self.generation != generation
+
+    def _load_settled(self, progress: RecoveryProgress | None) -> LoadedLog:
+        """Load beside a writer: what was changed meanwhile is loaded again.
+
+        A truncation under way is waited for; if its writer died, the log without what it was about
+        to cut is what there is until the next writer.
+        """
+        self._loads += 1
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            in_time = time.monotonic() < deadline
+            try:
+                loaded = load(self._directory, self._make_segment, readonly=True, progress=progress)
+            except FileNotFoundError:
+                if not in_time:
+                    raise
+            else:
+                state = PartitionState.read(self._directory)
+                self._plan_seen = self._directory.exists(TRUNCATION_PLAN)
+                same = state is None or state.version == loaded.version
+                if not in_time or (same and not self._plan_seen):
+                    return loaded
+            time.sleep(SETTLE_SECONDS / 100)
+
     def _reload(self) -> None:
         for segment in self._segments:
             segment.release()
         self._warm.clear()
         self._load(None)
+
+
+def _sync_written_of(partition: weakref.ref[Partition]) -> Callable[[], int]:
+    """Its group commit must not keep a partition alive: dropped, it gives its lock back at once."""
+
+    def sync_written() -> int:
+        owner = partition()
+        if owner is None:
+            raise ClosedError("the partition is gone")
+        return owner._sync_written()
+
+    return sync_written
 
 
 def _milliseconds(when: int | datetime.datetime) -> int:

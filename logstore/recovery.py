@@ -16,6 +16,7 @@ sizes and the active segment's indexes; no record data is read.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 import logging
@@ -243,6 +244,11 @@ class _Loader:
                 names = self.directory.names()
             names = self.sweep(names)
         bases = self.segment_bases(names)
+        if self.readonly and TRUNCATION_PLAN in names:
+            bases = self.bases_before_cut(bases)
+        if self.readonly and state is not None:
+            # What lies wholly below the start is about to be deleted.
+            bases = bases[max(0, bisect.bisect_right(bases, state.start_offset) - 1) :]
         if not bases:
             start = state.start_offset if state else 0
             self.report.clean = not names or state is not None
@@ -276,6 +282,14 @@ class _Loader:
 
     def segment_bases(self, names: list[str]) -> list[int]:
         return sorted(base_offset_of(name) for name in names if name.endswith(".log"))
+
+    def bases_before_cut(self, bases: list[int]) -> list[int]:
+        """A truncation was not finished: what it deletes may be there or not, and is left out."""
+        try:
+            plan = TruncationPlan.read(self.directory)
+        except FileNotFoundError:
+            return bases  # finished just now
+        return bases if plan is None else [base for base in bases if base not in plan.segments]
 
     def remove(self, name: str) -> None:
         self.directory.unlink(name)
@@ -684,10 +698,13 @@ class TruncationPlan:
                 return None
             head, _, batch = body.partition(b"\n")
             fields = json.loads(head)
-            later = tuple(fields["later"])
-            return cls(fields["base"], fields["position"], batch, later, fields.get("end", 1 << 62))
-        except (KeyError, TypeError, ValueError):
+            base, position, later = fields["base"], fields["position"], tuple(fields["later"])
+            end = fields.get("end", 1 << 62)
+        except (KeyError, TypeError, ValueError, RecursionError, AttributeError):
             return None
+        numbers = (base, position, end, *later)
+        sound = all(type(number) is int and number >= 0 for number in numbers)
+        return cls(base, position, batch, later, end) if sound else None
 
     def apply(self, directory: Directory) -> None:
         """Cut.  May be repeated."""

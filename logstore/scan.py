@@ -10,7 +10,9 @@ A scan is a view, not a cursor: give each thread its own iteration.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Scan", "Skipped"]
 
 INT64_MAX = (1 << 63) - 1
+ROWS_MAX = 1 << 24  # a chunk has room for its rows in advance
 CHUNK_BYTES = 8 << 20  # a chunk of columns is full beyond this, however few its rows
 
 
@@ -46,9 +49,18 @@ class Readable(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def readonly(self) -> bool: ...
+    @property
     def start_offset(self) -> int: ...
     @property
     def end_offset(self) -> int: ...
+    @property
+    def generation(self) -> int:
+        """Moves when the log changed by more than an append."""
+
+    def moved_since(self, generation: int) -> bool:
+        """Whether it did; what looked like damage then is to be looked at again."""
+
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
 
@@ -79,11 +91,12 @@ class Scan:
         if max_records is not None and max_records < 0:
             raise ValueError(f"max_records must not be negative, not {max_records}")
         self._source = source
-        self._start = start
-        self._stop = stop
+        # No offset is that great, so that nothing is lost by it.
+        self._start = None if start is None else min(start, INT64_MAX)
+        self._stop = None if stop is None else min(stop, INT64_MAX)
         self._follow = follow
         self._timeout = timeout
-        self._max_records = max_records
+        self._max_records = None if max_records is None else min(max_records, sys.maxsize)
         self._on_corrupt = on_corrupt
         self._committed = committed
         self._current: _native.SegmentScan | None = None
@@ -136,6 +149,7 @@ class Scan:
         mask = field_mask(fields)
         if rows < 1:
             raise ValueError(f"rows must be at least 1, not {rows}")
+        rows = min(rows, ROWS_MAX)
         return self._chunks(rows, mask)
 
     def _chunks(self, rows: int, mask: int) -> Iterator[Columns]:
@@ -164,11 +178,16 @@ class Scan:
         stop = start + self._span()
         if start >= stop:
             return None
+        if self._source.readonly:
+            return None  # whoever writes in another process may cut the log: see below
         segment = self._source.segment_for(start)
         if segment.base_offset > start or segment.end_offset < stop:
             return None
         self._skipped, self._reached = [], start
-        self._current = self._open(segment, start, stop)
+        try:
+            self._current = self._open(segment, start, stop)
+        except FileNotFoundError:
+            return None  # deleted just now: the longer way tells what that means
         return self._current
 
     def _span(self) -> int:
@@ -240,29 +259,40 @@ class Scan:
                 continue
             if offset < source.start_offset:
                 raise self._fell_behind(offset)
-            segment = source.segment_for(offset)
             # Committed readers know no further than the limit what was aborted: they open anew.
             limit = min(stop, limit) if self._committed else stop
-            scan = self._open(segment, offset, limit)
-            file = segment.file
+            generation = source.generation
+            try:
+                segment = source.segment_for(offset)
+                file = segment.file
+                scan = self._open(segment, offset, limit)
+            except FileNotFoundError:
+                if offset < source.start_offset or not source.moved_since(generation):
+                    raise self._fell_behind(offset) from None
+                continue
+            scan.moved = functools.partial(source.moved_since, generation)
             self._current = scan
             while True:
                 yield scan
                 offset = max(offset, scan.next_offset)
-                if self._committed:
+                if self._committed and not scan.stale:
                     ends = segment.next_base
                     offset = max(offset, limit if ends is None else min(limit, ends))
                     break
-                if segment.sealed:
+                if segment.sealed and not scan.stale:
                     # What was appended just before the roll is still in this segment.
                     yield scan
-                    offset = max(offset, scan.next_offset, segment.end_offset)
-                    break
+                    offset = max(offset, scan.next_offset)
+                    if not scan.stale:
+                        offset = max(offset, segment.end_offset)
+                        break
+                if scan.stale:
+                    break  # it ran into a cut, not into damage: look again from here
                 if offset >= stop or not self._follow:
                     return
                 if not self._wait_beyond(offset):
                     return
-                if source.segment_for(offset) is not segment or segment.file is not file:
+                if source.segment_for(offset) is not segment or segment._file is not file:
                     break  # the log was cut or loaded anew: that file is not its end any more
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
@@ -275,10 +305,7 @@ class Scan:
         if self._committed:
             end = stop if segment.next_base is None else min(stop, segment.next_base)
             aborted = pack_aborted(self._source.aborted_transactions(offset, end))
-        try:
-            return segment.scan(offset, stop, on_corrupt=self._on_corrupt, aborted=aborted)
-        except FileNotFoundError:
-            raise self._fell_behind(offset) from None
+        return segment.scan(offset, stop, on_corrupt=self._on_corrupt, aborted=aborted)
 
     def _fell_behind(self, offset: int) -> OffsetOutOfRangeError:
         """Records were trimmed away before this reader got to them."""

@@ -27,6 +27,7 @@ from logstore.record import Record
 __all__ = ["Segment", "SegmentContents"]
 
 RELATIVE_MAX = (1 << 31) - 1
+OFFSET_MAX = (1 << 63) - 2  # so that the offset after it can still be told
 _EPOCH = struct.Struct(">iq")
 READ_BYTES = 256 << 10
 STEP_BYTES = 8 << 20  # read between two looks at signals
@@ -426,7 +427,9 @@ class Segment:
     @property
     def offset_max(self) -> int:
         """No sound batch of this segment holds an offset above this."""
-        return self.base_offset + RELATIVE_MAX if self.next_base is None else self.next_base - 1
+        if self.next_base is not None:
+            return self.next_base - 1
+        return min(self.base_offset + RELATIVE_MAX, OFFSET_MAX)
 
     def release(self) -> None:
         """Forget descriptor and indexes.  Scans under way keep the file open by themselves."""
@@ -512,7 +515,9 @@ class Segment:
         scan = self.scan()
         while scan.fill(chunk):
             chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
-        self._check_index_entries()
+        # The index files of a segment that another process appends to may lag behind a cut.
+        if self.sealed or self.writer is not None:
+            self._check_index_entries()
 
     def _check_index_entries(self) -> None:
         path = self._directory.path / segment_name(self.base_offset, ".index")

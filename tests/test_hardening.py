@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import mmap
 import threading
 import time
@@ -11,10 +13,12 @@ import pytest
 
 from logstore import (
     DiskFullError,
+    InvalidRecordError,
     OffsetOutOfRangeError,
     Partition,
     Record,
     RecordTooLargeError,
+    _native,
 )
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
@@ -201,3 +205,132 @@ def test_records_beyond_the_trimmed_start_are_out_of_range(make_log: MakeLog) ->
     log.trim(1)
     with pytest.raises(OffsetOutOfRangeError):
         log[0]
+
+
+# ---- numbers that do not fit into 64 bits ----
+
+
+def test_numbers_beyond_64_bits_are_clamped_or_refused_by_name(log: Partition) -> None:
+    log.extend([b"a", b"b", b"c"])
+    huge = 1 << 70
+    assert [record.value for record in log.tail(huge)] == [b"a", b"b", b"c"]
+    assert [record.value for record in log.scan(0, huge)] == [b"a", b"b", b"c"]
+    assert [record.value for record in log[1:huge]] == [b"b", b"c"]
+    assert [record.value for record in log[-huge:]] == [b"a", b"b", b"c"]
+    assert list(log.scan(huge)) == list(log.scan(huge, huge + 1)) == []
+    assert len(list(log.scan(max_records=huge))) == 3
+    assert sum(len(columns) for columns in log.scan().columns(rows=huge)) == 3
+    assert [columns.offsets.tolist() for columns in log.scan(1, huge).columns()] == [[1, 2]]
+    assert len(list(log.scan(follow=True, timeout=1e300, max_records=3))) == 3
+    assert log.offset_for_time(-1 << 63) == log.offset_for_time(-huge) == 0
+    assert log.offset_for_time(huge) == log.offset_for_time((1 << 63) - 1) == 3
+    for act in (lambda: log[huge], lambda: log[-huge], lambda: log.trim(huge),
+                lambda: log.truncate(huge), lambda: log.read_batches(huge)):  # fmt: skip
+        with pytest.raises(OffsetOutOfRangeError):
+            act()
+
+
+def test_the_last_offsets_there_are_are_given_out_once(make_log: MakeLog, tmp_path: Path) -> None:
+    last = (1 << 63) - (1 << 31)  # no batch may start above this
+    first = last - 3
+    (tmp_path / "orders-0").mkdir()
+    (tmp_path / "orders-0" / f"{first:020d}.log").touch()
+    log = make_log()
+    assert log.end_offset == first
+    assert log.append(b"a") == first
+    with pytest.raises(
+        InvalidRecordError, match=f"no offsets are left for 3 records behind {first + 1}"
+    ):
+        log.extend([b"b", b"c", b"d"])
+    assert list(log.extend([b"b", b"c"])) == [first + 1, first + 2]
+    with pytest.raises(InvalidRecordError, match="no offsets are left"):
+        log.append(b"d")
+    log.close()
+    log = make_log()
+    assert log.end_offset == last
+    assert [record.value for record in log] == [b"a", b"b", b"c"]
+    assert log[-1].value == b"c"
+    log.check()
+
+
+# ---- side files that are sound but nonsense ----
+
+
+def forged(name: str, value: object) -> bytes:
+    """A state file with the right checksum and a wrong field."""
+    fields: dict[str, object] = {
+        "clean": True, "version": 3, "boot": "", "recovery_point": 0, "start_offset": 0,
+        "end_offset": 3, "dense_from": 0, "segments": 1, "active_base": 0, "active_bytes": 1,
+        "active_indexes_crc": 0, "first_timestamp": -1,
+    }  # fmt: skip
+    fields[name] = value
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(forged(name, "x") for name in ("clean", "version", "start_offset", "segments")),
+        *(forged(name, None) for name in ("boot", "end_offset", "dense_from", "active_bytes")),
+        *(forged(name, 1.5) for name in ("recovery_point", "first_timestamp")),
+        *(forged(name, -5) for name in ("start_offset", "recovery_point", "dense_from")),
+        *(forged(name, 1 << 70) for name in ("start_offset", "version", "dense_from")),
+        *(forged(name, [1]) for name in ("active_base", "active_indexes_crc")),
+        b"[" * 30_000,
+        b"null",
+        b"[]",
+        b"{}",
+    ],
+)
+def test_a_state_with_the_right_checksum_and_wrong_contents_is_no_state(
+    make_log: MakeLog, body: bytes, readonly: bool
+) -> None:
+    log = make_log()
+    log.extend([b"a", b"b", b"c"])
+    log.close()
+    path = log.path / "logstore.state"
+    path.write_bytes(b"%08x %b\n" % (_native.crc32c(body), body))
+    log = make_log(readonly=readonly)
+    assert not log.recovery.clean
+    assert [record.value for record in log] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"[]", b"null", b"[" * 30_000, b'{"base": "x", "position": 0, "later": []}',
+     b'{"base": 0, "position": -1, "later": []}', b'{"base": 0, "position": 0, "later": ["a"]}',
+     b'{"base": 0, "position": 0, "later": 5}'],
+)  # fmt: skip
+def test_a_plan_with_the_right_checksum_and_wrong_contents_cuts_nothing(
+    make_log: MakeLog, head: bytes
+) -> None:
+    log = make_log()
+    log.extend([b"a", b"b", b"c"])
+    log.close()
+    body = head + b"\n"
+    (log.path / "truncate.plan").write_bytes(b"%08x\n%b" % (_native.crc32c(body), body))
+    reader = make_log(readonly=True)
+    assert [record.value for record in reader] == [b"a", b"b", b"c"]
+    log = make_log()
+    assert [record.value for record in log] == [b"a", b"b", b"c"]
+
+
+# ---- a handle that is forgotten ----
+
+
+def test_a_forgotten_partition_gives_its_lock_back_at_once(tmp_path: Path) -> None:
+    """Without the garbage collector: nothing may keep a partition alive in a circle."""
+    gc.disable()
+    try:
+        log = Partition.open(tmp_path / "orders-0")
+        log.append(b"a")
+        list(log.scan())
+        list(log.scan().columns())
+        with log.writer() as out:
+            out.append(b"b")
+        with pytest.warns(ResourceWarning, match="dropped without close"):
+            del log, out
+        Partition.open(tmp_path / "orders-0").close()
+    finally:
+        gc.enable()

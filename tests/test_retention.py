@@ -430,6 +430,7 @@ def test_looking_up_a_record_while_its_segment_goes_tells_the_start(dated: Parti
 
     def late(offset: int) -> object:
         dated._start_offset = 30
+        dated._version += 1
         return original(offset)
 
     segment.get = late  # type: ignore[method-assign, assignment]

@@ -33,7 +33,7 @@ ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch)
     batch->base_sequence = ls_load_i32(data + LS_AT_BASE_SEQUENCE);
     batch->record_count = ls_load_i32(data + LS_AT_RECORD_COUNT);
     int32_t delta = ls_load_i32(data + LS_AT_LAST_OFFSET_DELTA);
-    if (batch->base_offset < 0 || batch->base_offset > INT64_MAX - INT32_MAX) {
+    if (batch->base_offset < 0 || batch->base_offset > LS_BASE_OFFSET_MAX) {
         return ls_fail(LS_E_CORRUPT, -1, "the base offset is out of range");
     }
     if (delta < 0 || batch->record_count < 0 || (int64_t)batch->record_count > (int64_t)delta + 1) {

@@ -23,6 +23,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* No batch starts above this, so that no offset in it can overflow. */
+#define LS_BASE_OFFSET_MAX (INT64_MAX - INT32_MAX)
+
 enum {
     LS_AT_BASE_OFFSET = 0,
     LS_AT_LENGTH = 8,

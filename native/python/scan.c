@@ -28,6 +28,7 @@ typedef struct {
     RecordObject *recent[2];           /* the last two handed out; strong: see hand_out() */
     PyObject *skipped;                 /* list of (position, next position, start, end); strong */
     PyObject *aborted;                 /* bytes: transactions not to be shown; strong or NULL */
+    PyObject *moved;                   /* callable () -> bool, asked before damage is told; or NULL */
     ls_window window;
     ls_ahead *ahead;                   /* of a long scan to columns; or NULL */
     ls_records records;                /* the current batch; remaining == 0: none */
@@ -54,6 +55,7 @@ typedef struct {
     bool reading_ahead;                /* a thread of `ahead` runs, and has a pin of its own */
     bool alone;                        /* reading ahead has not paid: no more of it */
     int64_t began;                     /* where it began to read, or to read alone */
+    bool stale;                        /* the log was cut or replaced under this scan: it ends */
 } SegmentScanObject;
 
 /* Where to start looking for `offset`: by a segment's index (bytes), by the live index of a
@@ -155,6 +157,7 @@ static int scan_traverse(SegmentScanObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->decompress);
     Py_VISIT(self->skipped);
+    Py_VISIT(self->moved);
     return 0;
 }
 
@@ -162,6 +165,7 @@ static int scan_clear(SegmentScanObject *self)
 {
     Py_CLEAR(self->decompress);
     Py_CLEAR(self->skipped);
+    Py_CLEAR(self->moved);
     return 0;
 }
 
@@ -272,10 +276,27 @@ static bool resync(SegmentScanObject *self, int64_t position, int64_t limit, int
     }
 }
 
+/* What looks like damage may be a log that someone cut meanwhile.  False, with no exception set and
+ * `stale`: it is; with an exception: asking failed.  True: it is damage. */
+static bool is_damage(SegmentScanObject *self)
+{
+    if (self->moved == NULL) {
+        return true;
+    }
+    PyObject *answer = PyObject_CallNoArgs(self->moved);
+    int moved = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    self->stale = moved > 0;
+    return moved == 0;
+}
+
 /* Called with a damaged batch at self->position.  True: skipped, go on.  False: raised. */
 static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
 {
     int64_t position = self->position, found;
+    if (!is_damage(self)) {
+        return false;
+    }
     if (!resync(self, position, limit, &found)) {
         return false;
     }
@@ -318,6 +339,9 @@ static bool at_end(SegmentScanObject *self)
     int64_t end = self->required_end < self->stop ? self->required_end : self->stop;
     if (self->expected < 0 || self->expected >= end || end <= self->start) {
         return true;
+    }
+    if (!is_damage(self)) {
+        return false;
     }
     int64_t first = self->expected;
     ls_status status = ls_fail(LS_E_CORRUPT, self->position, "the file ends before its records do");
@@ -548,6 +572,9 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
 {
     self->has_batch = false;
     for (;;) {
+        if (self->stale) {
+            return BATCH_NONE;
+        }
         int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
         if (self->expected >= 0 && self->expected >= self->stop) {
             return BATCH_NONE;
@@ -559,7 +586,7 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
                 self->expected = self->base_offset;
                 continue;
             }
-            return at_end(self) ? BATCH_NONE : BATCH_RAISED;
+            return at_end(self) || self->stale ? BATCH_NONE : BATCH_RAISED;
         }
         ls_status status = load_batch(self, limit, data);
         if (self->landing >= 0) {
@@ -575,7 +602,7 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
             status = check_order(self);
         }
         if (status.code == LS_E_CORRUPT) {
-            if (!damaged(self, status, limit)) {
+            if (!damaged(self, status, limit) && !self->stale) {
                 return BATCH_RAISED;
             }
             continue;
@@ -1113,6 +1140,21 @@ static PyObject *scan_get_path(SegmentScanObject *self, void *Py_UNUSED(closure)
     return Py_NewRef(self->file->path);
 }
 
+static PyObject *scan_get_stale(SegmentScanObject *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->stale);
+}
+
+static int scan_set_moved(SegmentScanObject *self, PyObject *moved, void *Py_UNUSED(closure))
+{
+    if (moved == NULL || !PyCallable_Check(moved)) {
+        PyErr_SetString(PyExc_TypeError, "moved must be callable");
+        return -1;
+    }
+    Py_XSETREF(self->moved, Py_NewRef(moved));
+    return 0;
+}
+
 static PyMethodDef scan_methods[] = {
     {"fill", (PyCFunction)scan_fill, METH_O, PyDoc_STR("fill(columns) -> bool: whether full")},
     {"next_raw", (PyCFunction)scan_next_raw, METH_NOARGS,
@@ -1131,6 +1173,8 @@ static PyGetSetDef scan_getset[] = {
     {"position", (getter)scan_get_position, NULL, NULL, NULL},
     {"skipped", (getter)scan_get_skipped, NULL, NULL, NULL},
     {"path", (getter)scan_get_path, NULL, NULL, NULL},
+    {"stale", (getter)scan_get_stale, NULL, NULL, NULL},
+    {"moved", NULL, (setter)scan_set_moved, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

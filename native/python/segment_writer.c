@@ -173,7 +173,13 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     }
     ls_builder_seal(arena, LS_CODEC_NONE);
     int64_t max_timestamp = append_time >= 0 ? append_time : arena->arena_max_timestamp;
-    int64_t end_offset = self->next_offset + arena->records;
+    int64_t end_offset;
+    if (__builtin_add_overflow(self->next_offset, arena->records, &end_offset) ||
+        end_offset > LS_BASE_OFFSET_MAX) {
+        return PyErr_Format(self->module->invalid_record_error,
+                            "no offsets are left for %lld records behind %lld",
+                            (long long)arena->records, (long long)self->next_offset);
+    }
     if (should_roll(self, (int64_t)arena->size, max_timestamp, end_offset - 1, now_ms)) {
         return PyLong_FromLong(-1);
     }

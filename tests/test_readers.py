@@ -1,0 +1,270 @@
+"""Readers beside a writer that cuts, trims and opens anew: no false alarm at any point in between.
+
+The writer's file operations are watched: before and after each of them a reader, as another process
+would have it, reads what there is.  It may see the log of before or of after, and may learn that it
+fell behind; it may not see damage where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore import OffsetOutOfRangeError, Partition, PartitionConfig, Record, RetentionPolicy
+from logstore._files import Directory
+from logstore.recovery import TruncationPlan
+from tests.test_processes import start
+from tests.test_stateful import fast_directory
+
+TINY = PartitionConfig(segment_bytes=2048, index_interval_bytes=100)
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that stands still while it is looked at is not waited for."""
+    monkeypatch.setattr("logstore.partition.SETTLE_SECONDS", 0.002)
+
+
+def value(offset: int) -> bytes:
+    return b"%d:" % offset + b"x" * (offset * 37 % 200)
+
+
+def fill(log: Partition, count: int, generation: int = 0) -> None:
+    for _ in range(0, count, 5):
+        first = log.end_offset
+        log.extend(
+            [Record(value(offset), key=b"%d" % generation) for offset in range(first, first + 5)]
+        )
+
+
+class Watched:
+    """A directory, or a file of it, whose every operation is surrounded by `look`."""
+
+    def __init__(self, inner: Any, look: Callable[[], None]) -> None:
+        self._inner = inner
+        self._look = look
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._look()
+            result = found(*args, **kwargs)
+            self._look()
+            return Watched(result, self._look) if name == "open" else result
+
+        return call
+
+
+@pytest.fixture
+def watch(
+    monkeypatch: pytest.MonkeyPatch, no_patience: None
+) -> Callable[..., contextlib.AbstractContextManager[None]]:
+    """with watch(look): every change that a writer makes to a directory calls look() around it."""
+
+    @contextlib.contextmanager
+    def watching(look: Callable[[], None]) -> Iterator[None]:
+        busy = False
+
+        def once() -> None:
+            nonlocal busy
+            if not busy:
+                busy = True
+                try:
+                    look()
+                finally:
+                    busy = False
+
+        with monkeypatch.context() as patch:
+            for name in ("rename", "unlink", "sync", "replace", "write"):
+                original = getattr(Directory, name)
+
+                def around(self: Directory, *args: Any, _do: Any = original, **kwargs: Any) -> Any:
+                    once()
+                    result = _do(self, *args, **kwargs)
+                    once()
+                    return result
+
+                patch.setattr(Directory, name, around)
+            apply = TruncationPlan.apply
+            patch.setattr(
+                TruncationPlan,
+                "apply",
+                lambda plan, directory: apply(plan, Watched(directory, once)),
+            )
+            yield
+
+    return watching
+
+
+class Looker:
+    """A reader that stays open, one that is half-way through, and a new one at every look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.looks = 0
+        self.reader = Partition.open(path, readonly=True, config=TINY)
+        self.half_way = iter(self.reader.scan())
+        next(self.half_way)
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def __call__(self) -> None:
+        self.looks += 1
+        self.read_all(self.reader)
+        self.step()
+        if self.looks % 3 == 0:
+            with Partition.open(self.path, readonly=True, config=TINY) as fresh:
+                self.read_all(fresh)
+                assert fresh.recovery.damage == []
+
+    def step(self) -> None:
+        """Some records further; from the start again when it fell behind or reached the end."""
+        try:
+            for _ in range(7):
+                self.check(next(self.half_way))
+        except (OffsetOutOfRangeError, StopIteration):
+            self.half_way = iter(self.reader.scan())
+
+    def read_all(self, reader: Partition) -> None:
+        with contextlib.suppress(OffsetOutOfRangeError):
+            for record in reader:
+                self.check(record)
+        with contextlib.suppress(OffsetOutOfRangeError):
+            for columns in reader.scan().columns(rows=16):
+                for offset, found in zip(columns.offsets, columns.values, strict=True):
+                    assert bytes(found) == value(int(offset))
+        with contextlib.suppress(OffsetOutOfRangeError):
+            self.check(reader[reader.start_offset])
+            self.check(reader[-1])
+        with contextlib.suppress(OffsetOutOfRangeError):
+            for record in reader.tail(3):
+                self.check(record)
+        with contextlib.suppress(OffsetOutOfRangeError):
+            reader.offset_for_time(0)
+        reader.check()
+
+    def check(self, record: Record) -> None:
+        assert record.value == value(record.offset)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory, where there is some: what a disk does is not the question here."""
+    with tempfile.TemporaryDirectory(dir=fast_directory()) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Partition]:
+    with Partition.open(tmp_path / "orders-0", durability="os", config=TINY) as partition:
+        fill(partition, 120)
+        yield partition
+
+
+@pytest.fixture
+def look(log: Partition) -> Iterator[Looker]:
+    looker = Looker(log.path)
+    yield looker
+    looker.close()
+
+
+Watch = Callable[..., contextlib.AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize("end", [118, 101, 100, 63, 1, 0])
+def test_no_false_alarm_while_the_log_is_cut(
+    log: Partition, look: Looker, watch: Watch, end: int
+) -> None:
+    with watch(look):
+        log.truncate(end)
+    assert look.looks > 20
+    assert look.reader.end_offset == end
+    with watch(look):
+        fill(log, 40, generation=1)
+    assert [record.offset for record in look.reader] == list(range(end + 40))
+
+
+def test_no_false_alarm_while_segments_are_deleted(
+    log: Partition, look: Looker, watch: Watch
+) -> None:
+    with watch(look):
+        log.trim(33)
+        log.enforce(RetentionPolicy(max_records=30))
+        fill(log, 40)
+        log.trim(log.end_offset)
+    assert look.looks > 20
+    assert look.reader.start_offset == look.reader.end_offset == 160
+
+
+def test_no_false_alarm_while_the_writer_closes_and_opens(
+    log: Partition, look: Looker, watch: Watch
+) -> None:
+    with watch(look):
+        log.close()
+        again = Partition.open(log.path, durability="os", config=TINY)
+        fill(again, 40)
+        again.roll()
+        again.close()
+    assert look.looks > 10
+    assert look.reader.end_offset == 160
+
+
+def test_no_false_alarm_after_a_writer_that_died_in_the_middle_of_a_cut(
+    log: Partition, tmp_path: Path, watch: Watch
+) -> None:
+    """Nobody finishes the cut before the next writer comes; readers make do until then."""
+    copies: list[Path] = []
+
+    def copy() -> None:
+        copies.append(tmp_path / f"copy{len(copies)}" / "orders-0")
+        shutil.copytree(log.path, copies[-1])
+
+    with watch(copy):
+        log.truncate(63)
+    assert len(copies) > 10
+    for path in copies:
+        with Partition.open(path, readonly=True, config=TINY) as reader:
+            offsets = [record.offset for record in reader]
+            assert offsets == list(range(len(offsets)))
+            assert len(offsets) >= 60
+            reader.check()
+        with Partition.open(path, config=TINY) as writer:
+            assert writer.end_offset in (63, 120)
+            writer.check()
+
+
+def test_a_reader_process_beside_a_busy_writer_sees_no_damage(tmp_path: Path) -> None:
+    """The same without hooks: another process that cuts, trims and reopens as fast as it can."""
+    path = tmp_path / "orders-0"
+    script = """
+        import random, sys, logstore
+        from tests.test_readers import TINY, fill
+        random.seed(int(sys.argv[2]))
+        for _ in range(20):
+            with logstore.Partition.open(sys.argv[1], durability="os", config=TINY) as log:
+                fill(log, 60)
+                for _ in range(6):
+                    log.truncate(random.randint(log.start_offset, log.end_offset))
+                    fill(log, 30)
+                log.trim(random.randint(log.start_offset, log.end_offset))
+        print("done")
+    """
+    Partition.open(path, config=TINY).close()
+    with Partition.open(path, readonly=True, config=TINY) as reader:
+        looker = Looker.__new__(Looker)
+        looker.path = path
+        child = start(script, path, 7)
+        while child.poll() is None:
+            looker.read_all(reader)
+        assert child.communicate()[0] == "done\n"
+        looker.read_all(reader)

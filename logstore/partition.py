@@ -79,7 +79,7 @@ from logstore.recovery import (
     refuse_foreign,
 )
 from logstore.retention import ClockGuard, RetentionDecision, RetentionPolicy
-from logstore.scan import INT64_MAX, Scan
+from logstore.scan import Scan
 from logstore.segment import Segment, SegmentContents, decompress, empty_contents
 from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
 from logstore.writer import Writer, buffer_sizes, codec_number
@@ -1267,10 +1267,13 @@ class Partition:
             now = _milliseconds(now)
         if dry_run:
             return self._decide(policy, now, leap_ms)
+        self._check_usable()
+        if self._readonly or self._failure is not None:
+            self._refuse()
         # What costs reading happens before the lock is taken; the answers are kept.
-        with self._lock:
-            self._next_offset()
-        self._decide(policy, now, leap_ms)
+        planned = self._decide(policy, now, leap_ms)
+        if not any(decision.delete for decision in planned):
+            return planned
         with self._lock:
             end = self._next_offset()
             decisions = self._decide(policy, now, leap_ms)

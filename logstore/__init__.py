@@ -37,6 +37,12 @@ from logstore.errors import (
 )
 from logstore.incoming import AppendedBatches
 from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.maintenance import (
+    Maintenance,
+    MaintenanceAct,
+    MaintenanceFault,
+    MaintenanceReport,
+)
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
 from logstore.producer_state import OngoingTransaction
@@ -80,6 +86,10 @@ __all__ = [
     "KeyPartitioner",
     "LockedError",
     "LogStoreError",
+    "Maintenance",
+    "MaintenanceAct",
+    "MaintenanceFault",
+    "MaintenanceReport",
     "ManualClock",
     "NotALogError",
     "OffsetIndex",

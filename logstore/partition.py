@@ -638,6 +638,23 @@ class Partition:
                 for entry in self._known_producers().state
             ]
 
+    def expire_producers(self, now: int | None = None) -> list[int]:
+        """Forget idempotent producers silent for ``producer.id.expiration.ms``; their ids.
+
+        Those with an open transaction stay.  `now` is in milliseconds; by default it is the
+        clock's time, less what the clock may have leapt ahead.
+        """
+        if now is None:
+            now = self._clock_guard.look(self._clock.time_ms(), self._clock.monotonic())
+        with self._lock:
+            self._check_usable()
+            if self._readonly:
+                self._refuse()
+            if self._asleep is not None:
+                return []  # loading them forgets the silent ones
+            self._next_offset()
+            return self._producers.state.expire(now, self._config.producer_id_expiration_ms)
+
     def _known_producers(self) -> Producers:
         self._check_usable()
         if not self._producers_loaded:

@@ -13,11 +13,13 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import logstore
-from logstore import Partition, Record, Store
+from logstore import Compactor, Partition, Record, Store
+from logstore.testing import encode_batch
 
 from .kafka import Broker, require_kafka
 from .rows import Row, awkward_rows, plain_rows, row_of
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.interop
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 START_MS = 1_700_000_000_000
 SMALL = {"segment.bytes": 4_000, "index.interval.bytes": 200, "retention.ms": -1}
+COMPACTED = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 1.0}
 FROM_BROKER = plain_rows(START_MS + 900_000, "from the broker", 20)
 
 
@@ -63,6 +66,69 @@ def write_plain(store: Store, ids: dict[str, uuid.UUID]) -> dict[str, list[Row]]
     return written
 
 
+class Transactions:
+    """Transactional producers without a coordinator: raw batches, and markers where we say."""
+
+    def __init__(self, log: Partition) -> None:
+        self.log = log
+        self.sequences: dict[int, int] = {}
+
+    def send(self, producer: int, rows: list[Row], codec: str = "none") -> None:
+        sequence = self.sequences.get(producer, 0)
+        records = [
+            Record(row.value, key=row.key, headers=row.headers, timestamp=row.timestamp)
+            for row in rows
+        ]
+        raw = encode_batch(records, transactional=True, producer_id=producer, producer_epoch=3,
+                           base_sequence=sequence, codec=CODECS.index(codec))  # fmt: skip
+        assert not self.log.append_batch(raw).duplicate
+        assert self.log.append_batch(raw).duplicate
+        self.sequences[producer] = sequence + len(rows)
+
+    def end(self, producer: int, commit: bool) -> None:
+        self.log.end_transaction(producer, 3, commit=commit)
+
+
+def write_transactional(store: Store, topic_id: uuid.UUID) -> None:
+    """Committed, aborted, interleaved and plain; one abort reaches over three segments."""
+    log = store.create_topic("transactional", config=SMALL, topic_id=topic_id)[0]
+    clients = Transactions(log)
+    append_rows(log, plain_rows(START_MS, "plain", 5))
+    clients.send(1000, plain_rows(START_MS, "committed", 7))
+    clients.end(1000, commit=True)
+    clients.send(1000, plain_rows(START_MS, "aborted", 3), "zstd")
+    clients.end(1000, commit=False)
+    clients.send(1001, plain_rows(START_MS, "aborted over segments", 20))
+    clients.send(1002, plain_rows(START_MS, "committed meanwhile", 20), "lz4")
+    log.roll()
+    append_rows(log, plain_rows(START_MS, "plain", 50))
+    log.roll()
+    clients.end(1002, commit=True)
+    clients.send(1001, plain_rows(START_MS, "aborted over segments", 2))
+    clients.end(1001, commit=False)
+    append_rows(log, plain_rows(START_MS, "plain", 5))
+
+
+def write_compacted(store: Store, topic_id: uuid.UUID) -> None:
+    """Several rounds over the same keys, tombstones and a transaction among them; compacted."""
+    log = store.create_topic("compacted", config=COMPACTED, topic_id=topic_id)[0]
+    clients = Transactions(log)
+    for part in range(6):
+        now = START_MS + part
+        append_rows(log, plain_rows(now, "keys", 40), CODECS[part % len(CODECS)])
+        append_rows(log, [Row(timestamp=now, key=b"%d" % key, value=b"%d" % part)
+                          for key in range(part, 60, part + 1)])  # fmt: skip
+        append_rows(log, [Row(timestamp=now, key=b"%d" % (part * 7))])
+        clients.send(1000, [Row(timestamp=now, key=b"txn", value=b"%d" % part)])
+        clients.end(1000, commit=part % 2 == 0)
+        log.roll()
+    before = sum(1 for _ in log)
+    report = Compactor(log, min_cleanable_dirty_ratio=0).run()
+    after = sum(1 for _ in log)
+    assert report.superseded > 0 and after < before / 2
+    append_rows(log, plain_rows(START_MS + 100, "not compacted", 5))
+
+
 def write_and_die(log_dir: Path, topic_id: uuid.UUID) -> None:
     """In a process of its own: acknowledged records, a torn tail, and no close()."""
     store = logstore.open(log_dir)
@@ -75,24 +141,35 @@ def write_and_die(log_dir: Path, topic_id: uuid.UUID) -> None:
     os._exit(7)
 
 
+class TakenOver(NamedTuple):
+    broker: Broker
+    written: dict[str, list[Row]]
+    committed: dict[str, list[Row]]  # what of these no aborted transaction wrote
+
+
 @pytest.fixture(scope="module")
-def taken_over(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Broker, dict[str, list[Row]]]]:
+def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TakenOver]:
     """A broker that runs on logstore's directories; and the rows that logstore wrote."""
     require_kafka()
     pytest.importorskip("confluent_kafka")
     broker = Broker(tmp_path_factory.mktemp("takeover"))
-    topics = [*CODECS, "unclean"]
+    committed: dict[str, list[Row]] = {}
+    topics = [*CODECS, "unclean", "transactional", "compacted"]
     with broker:
         for topic in topics:
-            broker.create_topic(topic, {"retention.ms": -1})
+            settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 1.0}
+            broker.create_topic(topic, settings if topic == "compacted" else {"retention.ms": -1})
     ids = topic_ids(broker, topics)
     for topic in topics:
         shutil.rmtree(broker.partition_dir(topic))
     with logstore.open(broker.log_dir) as store:
         assert not set(topics) & set(store)
         written = write_plain(store, ids)
+        write_transactional(store, ids["transactional"])
+        write_compacted(store, ids["compacted"])
+        for topic in ("transactional", "compacted"):
+            written[topic] = our_rows(store[topic][0])
+            committed[topic] = our_rows(store[topic][0], "read_committed")
     child = multiprocessing.get_context("fork").Process(
         target=write_and_die, args=(broker.log_dir, ids["unclean"])
     )
@@ -105,7 +182,7 @@ def taken_over(
         for offset, row in enumerate(plain_rows(START_MS, "before the crash", 300))
     ]
     with broker:
-        yield broker, written
+        yield TakenOver(broker, written, committed)
 
 
 def vars_of(row: Row) -> dict[str, object]:
@@ -116,26 +193,32 @@ def stray(broker: Broker) -> list[str]:
     return [path.name for path in broker.log_dir.iterdir() if path.name.endswith("-stray")]
 
 
-@pytest.mark.parametrize("topic", [*CODECS, "unclean"])
-def test_a_broker_reads_what_logstore_wrote(
-    taken_over: tuple[Broker, dict[str, list[Row]]], topic: str
-) -> None:
+@pytest.mark.parametrize("topic", [*CODECS, "unclean", "transactional", "compacted"])
+def test_a_broker_reads_what_logstore_wrote(taken_over: TakenOver, topic: str) -> None:
     from .clients import offset_range, read_all
 
-    broker, written = taken_over
+    broker, written, _ = taken_over
     assert stray(broker) == []
     assert read_all(broker.bootstrap, topic) == written[topic]
     assert offset_range(broker.bootstrap, topic) == range(written[topic][-1].offset + 1)
 
 
+@pytest.mark.parametrize("topic", ["transactional", "compacted"])
+def test_a_broker_hides_what_was_aborted_in_logstore(taken_over: TakenOver, topic: str) -> None:
+    from .clients import read_all
+
+    broker, written, committed = taken_over
+    assert read_all(broker.bootstrap, topic, isolation="read_committed") == committed[topic]
+    assert not any(b"aborted" in (row.value or b"") for row in committed[topic])
+    assert topic == "compacted" or len(committed[topic]) < len(written[topic])
+
+
 @pytest.fixture(scope="module")
-def handed_back(
-    taken_over: tuple[Broker, dict[str, list[Row]]],
-) -> tuple[Broker, dict[str, list[Row]]]:
+def handed_back(taken_over: TakenOver) -> tuple[Broker, dict[str, list[Row]]]:
     """The broker appended to every topic and stopped; the rows its consumer saw then."""
     from .clients import produce, read_all
 
-    broker, written = taken_over
+    broker, written, _ = taken_over
     seen: dict[str, list[Row]] = {}
     for topic in written:
         codec = topic if topic in CODECS else "lz4"
@@ -157,6 +240,7 @@ def test_logstore_reads_both_parts_when_it_gets_the_directory_back(
             log = store[topic][0]
             log.check()
             assert our_rows(log) == rows
+            assert log.last_stable_offset == log.end_offset
             assert log.append(b"ours again", key=b"k") == rows[-1].offset + 1
             assert log.offset_for_time(FROM_BROKER[0].timestamp) == rows[-20].offset
             assert log.leader_epoch > 0  # the broker led, and said so in its batches

@@ -203,7 +203,7 @@ class CleanShutdown:
     clean: bool
     foreign: bool
 
-    MARKER, TWIN = CLEAN_MARKER, CLEAN_TWIN
+    NAMES = MARKER, TWIN = CLEAN_MARKER, CLEAN_TWIN
 
     @classmethod
     def read(cls, directory: Directory) -> CleanShutdown:

@@ -226,10 +226,18 @@ class Store(Mapping[str, Topic]):
         if not directory.exists(NodeIdentity.NAME):
             self.identity = NodeIdentity.new()
             self.identity.write(directory)
+        self._sweep_temporary()
         self._finish_changes()
         self.recovery.clean = self._left.clean or new
         if not self.recovery.clean:
             self._recover(progress)
+
+    def _sweep_temporary(self) -> None:
+        """Files that a crash left half-written, before they got their name."""
+        names = (*CHECKPOINTS, NodeIdentity.NAME, Catalogue.NAME, *CleanShutdown.NAMES)
+        for name in self._directory.names():
+            if name.endswith(".tmp") and name.startswith(names):
+                self._directory.unlink(name)
 
     def _forget_own_state(self) -> None:
         """A broker has been here since: what we wrote down of the partitions is out of date."""
@@ -339,15 +347,16 @@ class Store(Mapping[str, Topic]):
         for name, numbers in found.items():
             known = self._catalogue.entries.get(name)
             topic = self._topics.get(name)
-            if topic is None or (known and topic.id != known.id):
+            if topic is None or (known and topic._id not in (None, known.id)):
                 topic = self._make_topic(name, numbers, known)
+            topic._id = known.id if known else topic._id
             topic._numbers = numbers
             topic._dense = numbers == list(range(len(numbers)))
             topic._config = self._config_of(known)
             topics[name] = topic
         for name, topic in self._topics.items():
             if topics.get(name) is not topic:
-                topic._deleted = True
+                topic._forget()
         self._topics = topics
 
     def _topic_id(self, name: str, number: int) -> uuid.UUID | None:
@@ -382,8 +391,15 @@ class Store(Mapping[str, Topic]):
             seen = self._change_times()
             if seen == self._seen:
                 return
-            self._catalogue = Catalogue.read(self._directory)
-            self._look_around()
+            # A topic is in the catalogue before its directories come, and until they are gone: a
+            # listing between two looks that agree shows no half of one.
+            catalogue = Catalogue.read(self._directory)
+            while True:
+                self._catalogue = catalogue
+                self._look_around()
+                catalogue = Catalogue.read(self._directory)
+                if catalogue.entries == self._catalogue.entries:
+                    break
             # Times are coarse: a change right after this look may leave them as they are.
             settled = time.time_ns() - max(seen) > SETTLED_NS
             self._seen = seen if settled else ()
@@ -409,6 +425,11 @@ class Store(Mapping[str, Topic]):
     def readonly(self) -> bool:
         """Whether it was opened with ``readonly=True``."""
         return self._readonly
+
+    def _look_again(self) -> None:
+        """Beside a writer, see what it did; for a Topic."""
+        if self._readonly and not self._closed:
+            self._refresh()
 
     def _now(self) -> dict[str, Topic]:
         self._check_usable()
@@ -589,12 +610,8 @@ class Store(Mapping[str, Topic]):
             topic = self[name]
             entry = dataclasses.replace(self._entry_of(topic), deleting=True)
             self._catalogue.put(name, entry)
-            with topic._lock:
-                topic._deleted = True
-                del self._topics[name]
-                for partition in topic._opened.values():
-                    partition.discard()
-                topic._opened.clear()
+            del self._topics[name]
+            topic._forget()
             self._set_aside(name, topic._numbers)
             self._catalogue.remove(name)
             for offsets in self._checkpoints():
@@ -699,8 +716,9 @@ class Store(Mapping[str, Topic]):
                 return
             self._closed = True  # from now on no partition is opened
             for topic in self._topics.values():
-                with topic._lock:
-                    pass
+                if not self._forked:  # there, a lock may be held by a thread that is no more
+                    with topic._lock:
+                        pass
             errors: list[BaseException] = []
             try:
                 errors = self._close_partitions()

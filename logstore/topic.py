@@ -96,6 +96,7 @@ class Home(Protocol):
     def path(self) -> Path: ...
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> PartitionConfig: ...
     def _check_usable(self) -> None: ...
+    def _look_again(self) -> None: ...
     def _topic_id(self, name: str, number: int) -> uuid.UUID | None: ...
     def _open_partition(self, topic: Topic, number: int) -> Partition: ...
     def _add_partitions(self, topic: Topic, count: int) -> None: ...
@@ -142,6 +143,7 @@ class Topic(Sequence[Partition]):
         return f"<Topic {self.name!r} of {len(self._numbers)} partitions>"
 
     def __len__(self) -> int:
+        self._store._look_again()
         return len(self._numbers)
 
     def __bool__(self) -> bool:
@@ -155,25 +157,43 @@ class Topic(Sequence[Partition]):
     def __getitem__(self, number: int | slice) -> Partition | Sequence[Partition]:
         """A partition by its number; negative counts from the end."""
         if isinstance(number, slice):
+            self._store._look_again()
             return [self[each] for each in self._numbers[number]]
-        if number < 0 and -number <= len(self._numbers):
+        if number < 0 and -number <= len(self):
             number = self._numbers[number]
         partition = self._opened.get(number)
-        return self._open_partition(number) if partition is None else partition
+        if partition is None or partition.closed:
+            return self._open_partition(number)
+        return partition
 
     def __iter__(self) -> Iterator[Partition]:
+        self._store._look_again()
         for number in list(self._numbers):
             yield self[number]
 
     def _open_partition(self, number: int) -> Partition:
+        """Open a partition for the first time, or again after someone closed it."""
         self._check_usable()
         if number not in self._numbers:
-            there = f"0 to {len(self) - 1}" if self._dense else ", ".join(map(str, self._numbers))
+            self._store._look_again()
+        if number not in self._numbers:
+            count = len(self._numbers)
+            there = f"0 to {count - 1}" if self._dense else ", ".join(map(str, self._numbers))
             raise IndexError(f"topic {self.name!r} has no partition {number}: it has {there}")
         with self._lock:
-            if number not in self._opened:
-                self._opened[number] = self._store._open_partition(self, number)
-            return self._opened[number]
+            self._check_usable()
+            partition = self._opened.get(number)
+            if partition is None or partition.closed:
+                partition = self._opened[number] = self._store._open_partition(self, number)
+            return partition
+
+    def _forget(self) -> None:
+        """It was deleted, here or by another process: close what is open of it."""
+        with self._lock:
+            self._deleted = True
+            for partition in self._opened.values():
+                partition.discard()
+            self._opened.clear()
 
     def _check_usable(self) -> None:
         self._store._check_usable()
@@ -199,7 +219,7 @@ class Topic(Sequence[Partition]):
         """
         number = self._choose(key, value) if partition is None else partition
         log = self._opened.get(number)
-        if log is None:
+        if log is None or log.closed:
             log = self._open_partition(number)
         offset = log.append(
             value, key=key, headers=headers, timestamp=timestamp, durability=durability

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -399,6 +400,74 @@ def test_a_reader_in_another_process_sees_topics_come_grow_and_go(make_store: Ma
     topic.append(b"3")
     assert seen() == {"u": [[]], "t": [[b"3"]]}, "another topic of the same name"
     reader.communicate()
+
+
+def test_a_reader_beside_a_writer_keeps_up_with_topics_it_holds(make_store: MakeStore) -> None:
+    store = make_store()
+    store.create_topic("t").append(b"1")
+    with make_store(readonly=True) as reader:
+        topic, partition = reader["t"], reader["t"][0]
+        assert len(topic) == 1
+        store["t"].add_partitions(2)
+        store["t"].append(b"2", partition=2)
+        assert values(topic[2]) == [b"2"]
+        assert len(topic) == 3 and [p.number for p in topic] == [0, 1, 2]
+        store["t"].alter({"retention.ms": 5})
+        assert reader["t"].config.retention_ms == 5
+        store.delete_topic("t")
+        assert "t" not in reader
+        with pytest.raises(UnknownTopicError):
+            topic[1]
+        assert partition.closed
+
+
+def test_readers_never_see_half_a_topic(make_store: MakeStore) -> None:
+    store = make_store()
+    store.create_topic("kept")
+    done = threading.Event()
+    seen: set[tuple[tuple[str, int], ...]] = set()
+    failures: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            with logstore.open(store.path, readonly=True) as reader:
+                while not done.is_set():
+                    # Between the names and a topic it may go; the next look is another one.
+                    with contextlib.suppress(UnknownTopicError):
+                        seen.add(tuple((name, len(topic)) for name, topic in reader.items()))
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(15):
+        store.create_topic("t", 3)
+        store["t"].add_partitions(2)
+        store.delete_topic("t")
+    done.set()
+    thread.join()
+    assert not failures
+    assert seen and {dict(pairs).get("t") for pairs in seen} <= {None, 3, 5}
+
+
+def test_a_partition_that_was_closed_is_opened_again(store: Store) -> None:
+    topic = store.create_topic("t")
+    topic.append(b"1")
+    before = topic[0]
+    before.close()
+    assert topic.append(b"2").offset == 1
+    assert topic[0] is not before and values(topic[0]) == [b"1", b"2"]
+
+
+def test_half_written_files_at_the_root_are_swept(make_store: MakeStore) -> None:
+    with make_store() as store:
+        pass
+    leftover = store.path / "logstore.topics.123.tmp"
+    leftover.write_bytes(b"{")
+    other = store.path / "somebody.tmp"
+    other.write_bytes(b"")
+    with make_store():
+        assert not leftover.exists() and other.exists()
 
 
 def test_a_readonly_store_refuses_to_write(make_store: MakeStore) -> None:

@@ -1043,7 +1043,7 @@ class Partition:
         self._write_state(clean=False, sync=True)
         self._segments[-1].dense = False
         if self._segments[-1].size_bytes:
-            self._roll_locked(self._next_offset())
+            self._roll_before(headers[0][0].base_offset)
 
     def writer(
         self,

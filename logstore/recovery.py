@@ -43,6 +43,7 @@ from logstore.errors import NotALogError, UnsupportedFormatError
 from logstore.index import TransactionIndex
 from logstore.producers import DiscardedSnapshot
 from logstore.segment import Segment, SegmentContents, empty_contents
+from logstore.split import split_wide_segments
 from logstore.swap import SWAP_PLAN, SwapPlan
 
 __all__ = ["Damage", "RecoveryProgress", "RecoveryReport", "TornTail", "load"]
@@ -243,6 +244,8 @@ class _Loader:
                 self.finish_truncation()
                 names = self.directory.names()
             names = self.sweep(names)
+            if (state is None or not self.own_state) and split_wide_segments(self.directory, names):
+                names = self.directory.names()
         bases = self.segment_bases(names)
         if self.readonly and TRUNCATION_PLAN in names:
             bases = self.bases_before_cut(bases)

@@ -8,8 +8,254 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 import logstore
-from logstore import Partition, PartitionConfig
+from logstore import (
+    ConflictError,
+    LogStoreError,
+    ManualClock,
+    OffsetIndex,
+    OffsetOutOfRangeError,
+    Partition,
+    PartitionConfig,
+    RecordNotFoundError,
+    TimeIndex,
+    _native,
+)
+from logstore.batch import BatchHeader
+from logstore.testing import ReferenceRecord, encode_batch
+
+# ---- rolling ----
+
+HOUR_MS = 3_600_000
+
+
+def raw(*timestamps: int, offset: int = 0) -> bytes:
+    """A batch as a leader sends it to its followers."""
+    records = [
+        ReferenceRecord(value=b"v%d" % number, timestamp=time)
+        for number, time in enumerate(timestamps)
+    ]
+    return encode_batch(records, base_offset=offset)
+
+
+def bases(log: Partition) -> list[int]:
+    return [segment.base_offset for segment in log.segments]
+
+
+def files(log: Partition, suffix: str) -> list[int]:
+    return sorted(int(path.name.split(".")[0]) for path in log.path.glob("*" + suffix))
+
+
+def test_01_an_empty_segment_is_never_too_old_and_untimed_records_go_by_the_clock(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(1_000)
+    with Partition.open(tmp_path / "t-0", config={"segment.ms": HOUR_MS}, clock=clock) as log:
+        clock.advance(HOUR_MS + 1)
+        log.append_batch(raw(-1), origin="follower")
+        assert bases(log) == [0], "nothing was in it"
+        clock.advance(HOUR_MS + 1)
+        log.append_batch(raw(-1, offset=1), origin="follower")
+        assert bases(log) == [0, 1]
+
+
+def test_02_a_segment_with_times_goes_by_them(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    with Partition.open(tmp_path / "t-0", config={"segment.ms": HOUR_MS}, clock=clock) as log:
+        log.append(b"first", timestamp=1_000)
+        clock.advance(2 * HOUR_MS)
+        log.append(b"of the same time", timestamp=1_000)
+        assert bases(log) == [0], "the wall clock does not count"
+        log.extend([])
+        assert bases(log) == [0], "nothing to append never rolls"
+        log.append(b"an hour later", timestamp=1_001 + HOUR_MS)
+        assert bases(log) == [0, 2]
+
+
+def test_03_rolling_an_empty_segment_leaves_one_segment(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.roll()
+        assert bases(log) == [0] and files(log, ".log") == [0]
+        assert log.append(b"x") == 0
+        log.roll()
+        log.roll()
+        assert bases(log) == [0, 1]
+        assert log.append(b"y") == 1
+
+
+def test_04_no_segment_starts_below_the_active_one(tmp_path: Path) -> None:
+    """Rolling takes no offset here; what could ask for one is a batch that lies below the end."""
+    with Partition.open(tmp_path / "t-0") as log:
+        log.extend([b"x"] * 10)
+        log.roll()
+        with pytest.raises(ConflictError):
+            log.append_batch(raw(1, offset=5), origin="follower")
+        assert bases(log) == files(log, ".log") == [0, 10]
+        assert log.end_offset == 10
+
+
+def test_20_a_batch_out_of_its_segments_range_gets_a_segment_of_its_own(tmp_path: Path) -> None:
+    """Old brokers could compact segments into one that spans more than 2^31 offsets."""
+    (tmp_path / "t-0").mkdir()
+    far = (1 << 31) + 5
+    log_file = tmp_path / "t-0" / f"{0:020}.log"
+    log_file.write_bytes(raw(1, 2) + raw(3, offset=far) + raw(4, 5, offset=far + 1))
+    with Partition.open(tmp_path / "t-0") as log:
+        assert bases(log) == [0, far]
+        assert [record.offset for record in log] == [0, 1, far, far + 1, far + 2]
+        assert not log.recovery.torn
+        assert log.append(b"next") == far + 3
+    # A crash after the tail had become a file of its own, before it was cut off.
+    (tmp_path / "u-0").mkdir()
+    (tmp_path / "u-0" / f"{0:020}.log").write_bytes(raw(1, 2) + raw(3, offset=far))
+    (tmp_path / "u-0" / f"{far:020}.log").write_bytes(raw(3, offset=far))
+    with Partition.open(tmp_path / "u-0") as log:
+        assert bases(log) == [0, far]
+        assert [record.offset for record in log] == [0, 1, far]
+    (tmp_path / "s-0").mkdir()
+    (tmp_path / "s-0" / f"{0:020}.log").write_bytes(raw(3, offset=far))
+    with Partition.open(tmp_path / "s-0") as log:
+        assert [record.offset for record in log] == [far]
+        assert [segment.base_offset for segment in log.segments if segment.size_bytes] == [far]
+
+
+def test_26_a_copy_out_of_the_segments_range_starts_the_next_one(tmp_path: Path) -> None:
+    far = (1 << 31) + 1
+    with Partition.open(tmp_path / "t-0") as log:
+        log.append_batch(raw(1), origin="follower")
+        log.append_batch(raw(2, offset=far), origin="follower")
+        assert bases(log) == [0, far]
+        assert files(log, ".snapshot") == [far]
+    with Partition.open(tmp_path / "t-0") as log:
+        assert [record.offset for record in log] == [0, far]
+
+
+def test_30_what_does_not_fit_the_segments_range_is_refused_before_a_byte_is_written(
+    tmp_path: Path,
+) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.append(b"x")
+        size = log.segments[-1].size_bytes
+        wide = bytearray(raw(1, 2, offset=1))
+        wide[23:27] = (-1).to_bytes(4, "big", signed=True)  # the last offset delta
+        wide[17:21] = _native.crc32c(bytes(wide[21:])).to_bytes(4, "big")
+        with pytest.raises(LogStoreError):
+            log.append_batch(bytes(wide), origin="follower")
+        assert log.segments[-1].size_bytes == size == log.segments[-1].path.stat().st_size
+        assert log.end_offset == 1
+
+
+# ---- reading ----
+
+
+def test_10_a_gap_at_the_end_of_a_segment_is_read_from_the_next(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.append_batch(raw(1), origin="follower")
+        log.roll()
+        log.append_batch(raw(2, offset=5), origin="follower")
+        assert next(iter(log.scan(1))).offset == 5
+        assert [BatchHeader.parse(batch).base_offset for batch in log.read_batches(1)] == [5]
+        with pytest.raises(RecordNotFoundError):
+            log[1]
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1])
+def test_11_a_read_hands_out_one_whole_batch_however_little_was_asked_for(
+    tmp_path: Path, max_bytes: int
+) -> None:
+    """Where Kafka cuts a batch short unless told otherwise, here it is always told."""
+    with Partition.open(tmp_path / "t-0") as log:
+        log.append(b"x" * 1000)
+        log.append(b"y" * 1000)
+        (batch,) = log.read_batches(0, max_bytes)
+        assert BatchHeader.parse(batch).size_bytes == len(batch) > 1000
+
+
+def test_12_reading_at_the_end_finds_nothing_and_beyond_is_an_error(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.append_batch(raw(1, offset=1024), origin="follower")
+        log.trim(1024)
+        assert log.read_batches(1025) == []
+        for offset in (0, 1026):
+            with pytest.raises(OffsetOutOfRangeError):
+                log.read_batches(offset)
+
+
+# ---- indexes ----
+
+
+def test_13_the_active_segments_indexes_are_files_once_it_is_flushed(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        log.append(b"x")
+        log.roll()
+        assert files(log, ".log") == [0, 1] and files(log, ".index") == [0]
+        log.sync()
+        assert files(log, ".index") == [0, 1]
+
+
+def test_14_indexes_of_a_rolled_segment_are_trimmed_and_grow_again_after_a_cut(
+    tmp_path: Path,
+) -> None:
+    config = {"index.interval.bytes": 1, "segment.index.bytes": 8 * 12}
+    with Partition.open(tmp_path / "t-0", config=config) as log:
+        for i in range(6):
+            log.append(b"x", timestamp=i + 1)
+        log.roll()
+        assert (log.path / f"{0:020}.index").stat().st_size == 5 * 8
+        assert (log.path / f"{0:020}.timeindex").stat().st_size == 5 * 12
+        log.truncate(0)
+        assert bases(log) == [0]
+        for i in range(6):
+            log.append(b"x", timestamp=i + 1)
+        assert bases(log) == [0]
+
+
+def test_31_a_cut_at_a_gap_removes_what_lies_behind_it(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    with Partition.open(tmp_path / "t-0", config={"segment.ms": HOUR_MS}, clock=clock) as log:
+        log.append_batch(raw(1_000, offset=40), origin="follower")
+        log.append_batch(raw(1_000, offset=43), origin="follower")
+        log.truncate(41)
+        assert [record.offset for record in log] == [40]
+        assert log.append(b"x", timestamp=1_000) == 41
+        log.truncate(40)
+        clock.advance(2 * HOUR_MS)
+        count = len(log.segments)
+        log.append(b"y", timestamp=1_000 + 2 * HOUR_MS)
+        assert len(log.segments) == count, "an emptied segment is as new"
+
+
+def test_33_the_offset_index_at_its_extremes() -> None:
+    index = OffsetIndex(50, max_bytes=8 * 8)
+    assert index.lookup(50) == index.lookup(1 << 40) == (50, 0)
+    for offset, position in ((51, 1), (52, 2), (53, 3), (54, 4)):
+        index.append(offset, position)
+    assert index.lookup(49) == index.lookup(50) == (50, 0)
+    assert index.upper_bound(2) == (52, 2)
+    index.truncate_to(1 << 30)
+    assert len(index) == 4
+    index.truncate_to(53)
+    assert list(index) == [(51, 1), (52, 2)]
+    index.truncate_to(50)
+    assert len(index) == 0
+
+
+def test_34_the_time_index_keeps_a_place_for_its_last_entry() -> None:
+    index = TimeIndex(45, max_bytes=4 * 12)
+    for number in range(3):
+        index.maybe_append(number * 10 + 1, 46 + number)
+    assert index.full and len(index) == 3
+    with pytest.raises(ValueError, match="full"):
+        index.maybe_append(100, 60)
+    index.maybe_append(21, 60, final=True)
+    assert len(index) == 3, "an equal time is ignored"
+    with pytest.raises(ValueError, match="below the last"):
+        index.maybe_append(100, 40, final=True)
+    index.maybe_append(100, 60, final=True)
+    assert index.last_entry == (100, 60)
+
 
 # ---- opening a log with what the root's checkpoints say ----
 

@@ -22,7 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("errors", "config", "clock", "_native", "_files", "codecs", "record", "batch"),
     *("index", "segment", "checkpoint", "epochs", "root", "producer_state", "producers"),
-    *("incoming", "retention", "swap", "recovery", "commit", "scan", "writer", "partition"),
+    *(
+        "incoming",
+        "retention",
+        "swap",
+        "split",
+        "recovery",
+        "commit",
+        "scan",
+        "writer",
+        "partition",
+    ),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
     *("transactions", "groups", "replication", "kafka", "testing", "cli"),
 )

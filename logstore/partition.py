@@ -322,7 +322,6 @@ class Partition:
         producers = self._new_producers()
         producers.load(
             self._segments,
-            start=self._start_offset,
             end=end,
             trusted=self._recovery_point,
             names=names,
@@ -474,6 +473,8 @@ class Partition:
             if segment._file is not None:
                 segment._file.close()
             segment.writer = None
+        for file in self._unsynced:
+            file.close()
         if self._mark is not None:
             self._mark.close()
         self._directory.close()
@@ -1422,6 +1423,7 @@ class Partition:
         self._activate(new, empty_contents(base_offset))
         segment.writer = None
         self._publish((*self._segments[:-1], new))
+        self._producers.snapshot(base_offset, sync=True)  # one at the old base goes
         self._delete_segments([segment])
 
     def _cut_at(self, segment: Segment, end_offset: int) -> tuple[int, bytes]:

@@ -84,7 +84,6 @@ class Producers:
         self,
         segments: Sequence[Segment],
         *,
-        start: int,
         end: int,
         trusted: int,
         names: Iterable[str],
@@ -101,7 +100,7 @@ class Producers:
         self._indexed = sorted(base_offset_of(name) for name in names if name.endswith(".txnindex"))
         while True:
             found, self.state = self._newest(min(trusted, end))
-            since = found if found >= 0 else start
+            since = found if found >= 0 else segments[0].base_offset
             try:
                 aborted = self._replay(segments, since, end, quiet_from, every_base=not clean)
                 if segments[-1].base_offset in self._indexed:

@@ -898,3 +898,17 @@ def test_damage_that_hides_a_marker_keeps_the_transaction_open(
             values(again.scan(isolation="read_committed"))
         skipping = again.scan(isolation="read_committed", on_corrupt="skip")
         assert values(skipping) == [b"a", b"b"]
+
+
+def test_what_a_broker_wrote_gives_the_brokers_files(make_log: MakeLog) -> None:
+    """Its batches, copied and rolled where it rolled: every snapshot and index, byte for byte."""
+    golden = Path(__file__).parent / "golden" / "transactional" / "transactional-0"
+    log = make_log("transactional-0")
+    for path in sorted(golden.glob("*.log")):
+        log.roll()
+        log.append_batch(path.read_bytes(), origin="follower")
+    log.close()
+    for suffix in (".log", ".snapshot", ".txnindex"):
+        wanted = {p.name: p.read_bytes() for p in golden.glob(f"*{suffix}")}
+        assert {p.name: p.read_bytes() for p in log.path.glob(f"*{suffix}")} == wanted
+        assert wanted

@@ -3,6 +3,7 @@
 ``reference``    encodes and decodes Kafka's record batches in plain Python
 ``compaction``   what one pass of compaction leaves, in plain Python
 ``model``        ``LogModel``: what a partition means, as a list
+``transactions`` ``TransactionModel``: the same for producers and transactions
 ``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
 """
@@ -22,6 +23,7 @@ from logstore.testing.reference import (
     encode_batch,
     read_log,
 )
+from logstore.testing.transactions import ModelBatch, ModelProducer, TransactionModel
 
 if TYPE_CHECKING:
     from logstore.testing.strategies import batches, record_lists, records
@@ -30,8 +32,11 @@ __all__ = [
     "CompactionRules",
     "FormatViolation",
     "LogModel",
+    "ModelBatch",
+    "ModelProducer",
     "ReferenceBatch",
     "ReferenceRecord",
+    "TransactionModel",
     "as_reference",
     "batches",
     "check_invariants",

@@ -1,29 +1,43 @@
 """Behaviours that Kafka's own tests pin down, in Kafka's order; the number is that of the list.
 
 Where logstore means to differ (bytes are kept aside, never thrown away) the test says so.
+
+Named elsewhere, each by the promise it is:
+
+     5  test_producer_state: each_of_the_last_five_batches_is_recognised, a_part_of_a_batch_is_no...
+    19  test_transactions_in_log: a_failed_note_of_an_abort_holds_committed_readers_back
+    21  test_producer_state: an_unknown_producer_may_start_anywhere
+    35  test_producer_state: collecting_stops_where_nothing_more_can_follow
+    36  test_producer_state: a_sequence_follows_the_largest_with_zero, a_batch_over_the_wrap_...
+    37  test_producer_state: only_a_marker_is_known_of_a_producer, silent_producers_are_...;
+        test_transactions_in_log: a_bad_snapshot_is_discarded_with_its_reason
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import logstore
 from logstore import (
     ConflictError,
+    FencedError,
     LogStoreError,
     ManualClock,
     OffsetIndex,
     OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
     Partition,
     PartitionConfig,
     RecordNotFoundError,
     TimeIndex,
     _native,
 )
-from logstore.batch import BatchHeader
+from logstore.batch import BatchHeader, EndMarker
 from logstore.testing import ReferenceRecord, encode_batch
 
 # ---- rolling ----
@@ -348,3 +362,171 @@ def test_40_a_dirty_offset_beyond_the_end_starts_over(tmp_path: Path) -> None:
     with logstore.open(tmp_path, config=settings) as store:
         assert store["t"][0].first_dirty_offset == 0
     assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n0\n"
+
+
+# ---- producers and transactions ----
+
+NOW = 1_700_000_000_000
+
+
+def produced(producer_id: int, sequence: int, *values: bytes, **options: Any) -> bytes:
+    records = [ReferenceRecord(value, timestamp=NOW) for value in values]
+    return encode_batch(
+        records,
+        **{"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence} | options,
+    )
+
+
+def open_at(path: Path, **config: Any) -> Partition:
+    return Partition.open(
+        path / "t-0", durability="os", clock=ManualClock(NOW), config=config or None
+    )
+
+
+def killed(log: Partition, to: Path) -> Path:
+    """A copy of the directory as a killed process leaves it; the path of its parent."""
+    shutil.copytree(log.path, to / "t-0")
+    return to
+
+
+def snapshots(log: Partition) -> list[int]:
+    return sorted(int(path.stem) for path in log.path.glob("*.snapshot"))
+
+
+def test_06_a_follower_appends_the_same_sequences_again(tmp_path: Path) -> None:
+    with open_at(tmp_path) as log:
+        for offset in range(3):
+            log.append_batch(produced(1, 0, b"a", base_offset=offset), origin="follower")
+        assert log.end_offset == 3
+        twice = produced(2, 5, b"b", base_offset=3) + produced(2, 5, b"b", base_offset=4)
+        log.append_batch(twice, origin="follower")
+        assert [record.value for record in log] == [b"a", b"a", b"a", b"b", b"b"]
+
+
+def test_08_without_any_snapshot_an_open_writes_them_anew(tmp_path: Path) -> None:
+    with open_at(tmp_path) as log:
+        for number in range(4):
+            log.append_batch(produced(1, number, b"v"))
+            log.roll()
+        log.append_batch(produced(1, 4, b"v"))
+        unclean = killed(log, tmp_path / "killed")
+    for path in (*log.path.glob("*.snapshot"), *unclean.glob("*/*.snapshot")):
+        path.unlink()
+    with open_at(tmp_path) as log:
+        assert snapshots(log) == [3, 4, 5], "the last two bases and the end"
+        assert log.append_batch(produced(1, 4, b"v")).duplicate, "Kafka would know nobody here"
+    with open_at(unclean) as log:
+        assert snapshots(log) == [1, 2, 3, 4, 5], "every base but the first, and the end"
+        assert log.append_batch(produced(1, 4, b"v")).duplicate
+
+
+def test_09_an_empty_batch_of_a_producer_still_tells_its_sequence(tmp_path: Path) -> None:
+    emptied = encode_batch(
+        [], base_offset=0, last_offset=4, producer_id=1, producer_epoch=0, base_sequence=10,
+        max_timestamp=NOW,
+    )  # fmt: skip
+    with open_at(tmp_path) as log:
+        log.append_batch(emptied, origin="follower")
+        log.extend([b"x", b"y"])
+        log.truncate(6)
+        with pytest.raises(OutOfOrderSequenceError) as error:
+            log.append_batch(produced(1, 17, b"v"))
+        assert error.value.expected == 15
+        log.append_batch(produced(1, 15, b"v"))
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_15_a_copy_below_the_end_of_an_empty_log_is_refused_with_its_offsets(
+    tmp_path: Path, codec: int
+) -> None:
+    with open_at(tmp_path) as log:
+        log.extend([b"x"] * 7)
+        log.trim(7)
+        with pytest.raises(ConflictError) as error:
+            log.append_batch(
+                produced(-1, -1, b"4", b"5", b"6", base_offset=4, producer_epoch=-1, codec=codec),
+                origin="follower",
+            )
+        assert (error.value.expected, error.value.actual) == (4, 7)
+        assert log.end_offset == 7
+
+
+def test_18_an_open_transaction_is_stable_from_the_logs_start(tmp_path: Path) -> None:
+    with open_at(tmp_path) as log:
+        log.append_batch(produced(1, 0, *[b"t"] * 3, transactional=True))
+        log.extend([b"x"] * 5)
+        log.trim(5)
+        assert log.last_stable_offset == 5
+        log.roll()
+        log.append(b"y")
+        log.trim(8)
+        assert len(log.segments) == 1
+        assert log.last_stable_offset == 8
+    with open_at(tmp_path) as log:
+        assert log.last_stable_offset == 8
+
+
+def test_25_of_stray_snapshots_only_the_newest_stays(tmp_path: Path) -> None:
+    with open_at(tmp_path) as log:
+        for number in range(2):
+            log.append_batch(produced(1, number, b"v"))
+            log.roll()
+        log.extend([b"x", b"y"])
+    assert snapshots(log) == [1, 2, 4]
+    stray = log.path / f"{3:020}.snapshot"
+    shutil.copy(log.path / f"{2:020}.snapshot", stray)
+    with open_at(tmp_path) as log:
+        assert snapshots(log) == [1, 2, 4]
+
+
+def test_26_a_segment_behind_a_wide_gap_is_recovered_with_its_snapshot(tmp_path: Path) -> None:
+    far = 2**31 + 1
+    with open_at(tmp_path) as log:
+        log.append_batch(produced(1, 0, b"near"), origin="follower")
+        log.append_batch(produced(1, 1, b"far", base_offset=far), origin="follower")
+        assert log.segments[-1].base_offset in (1, far)
+        wanted = [(0, b"near"), (far, b"far")]
+        assert [(record.offset, record.value) for record in log] == wanted
+        again = killed(log, tmp_path / "killed")
+    with open_at(again) as log:
+        assert [(record.offset, record.value) for record in log] == wanted
+        assert log.segments[-1].base_offset in snapshots(log)
+        assert log.append_batch(produced(1, 1, b"far")).offsets == range(far, far + 1)
+
+
+def test_28_a_lower_coordinator_epoch_in_the_log_is_tolerated(tmp_path: Path) -> None:
+    with open_at(tmp_path) as log:
+        log.append_batch(produced(1, 0, b"a", transactional=True))
+        log.end_transaction(1, 0, commit=True, coordinator_epoch=5)
+        log.append_batch(produced(1, 1, b"b", transactional=True))
+        with pytest.raises(FencedError):
+            log.end_transaction(1, 0, commit=True, coordinator_epoch=4)
+        marker = EndMarker(commit=True, coordinator_epoch=4).encode(
+            producer_id=1, producer_epoch=0, timestamp=NOW, base_offset=3, leader_epoch=0
+        )
+        log.append_batch(marker, origin="follower")
+        unclean = killed(log, tmp_path / "killed")
+    with open_at(unclean) as log:
+        assert log.last_stable_offset == 4
+        log.end_transaction(1, 0, commit=True, coordinator_epoch=4)
+
+
+def test_32_interleaved_transactions_are_recovered_with_what_was_stable_then(
+    tmp_path: Path,
+) -> None:
+    with open_at(tmp_path) as log:
+        log.append_batch(produced(1, 0, b"0", b"1", transactional=True))
+        log.append_batch(produced(2, 0, b"2", b"3", transactional=True))
+        log.roll()
+        log.append_batch(produced(1, 2, b"4", transactional=True))
+        log.append_batch(produced(2, 2, b"5", transactional=True))
+        log.end_transaction(2, 0, commit=False)  # 6
+        log.end_transaction(1, 0, commit=False)  # 7
+        unclean = killed(log, tmp_path / "killed")
+    wanted = [(2, 2, 6, 0), (1, 0, 7, 8)]
+    for path in unclean.glob("*/*.txnindex"):
+        path.unlink()
+    with open_at(unclean) as log:
+        assert log.aborted_transactions() == wanted
+        assert list(log.segments[-1].transaction_index) == wanted
+        assert list(log.segments[0].transaction_index) == []

@@ -31,15 +31,14 @@ def test_the_dumper_sees_our_producers_and_aborted_transactions(tmp_path: Path) 
         def send(producer_id: int, count: int, *, transactional: bool = True) -> None:
             records = [ReferenceRecord(b"v", timestamp=NOW + i) for i in range(count)]
             sequence = sequences[producer_id]
-            log.append_batch(
-                encode_batch(
-                    records,
-                    producer_id=producer_id,
-                    producer_epoch=2,
-                    base_sequence=sequence,
-                    transactional=transactional,
-                )  # fmt: skip
+            raw = encode_batch(
+                records,
+                producer_id=producer_id,
+                producer_epoch=2,
+                base_sequence=sequence,
+                transactional=transactional,
             )
+            log.append_batch(raw)
             sequences[producer_id] = (sequence + count) % 2**31
 
         send(1000, 5, transactional=False)

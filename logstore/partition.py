@@ -82,7 +82,7 @@ from logstore.retention import ClockGuard, RetentionDecision, RetentionPolicy
 from logstore.scan import Scan
 from logstore.segment import Segment, SegmentContents, decompress, empty_contents
 from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
-from logstore.writer import Writer, buffer_sizes, codec_number
+from logstore.writer import Writer, buffer_sizes, codec_number, compressor
 
 __all__ = ["Partition"]
 
@@ -711,7 +711,7 @@ class Partition:
             before_max_ms=self._config.message_timestamp_before_max_ms,
             after_max_ms=self._config.message_timestamp_after_max_ms,
             clock=self._ask_time,
-            compress=codecs.compress,
+            compress=compressor(self._config),
         )
         batches.full = []
         return batches

@@ -22,7 +22,7 @@ from logstore import _native, codecs
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
 
-__all__ = ["Writer", "buffer_sizes", "codec_number"]
+__all__ = ["Writer", "buffer_sizes", "codec_number", "compressor"]
 
 WRITE_BYTES = 1 << 19  # handed over in one system call
 
@@ -46,6 +46,18 @@ def codec_number(name: str | None, config: PartitionConfig) -> int:
     if name not in codecs.CODECS:
         raise ConfigError(f"compression must be one of {', '.join(codecs.CODECS)}, not {name!r}")
     return codecs.CODECS[name]
+
+
+def compressor(
+    config: PartitionConfig, level: int | None = None
+) -> Callable[[int, memoryview], bytes]:
+    """Compresses a batch: as hard as `level` says, else as the configuration does for its codec."""
+    levels = {number: config.compression_level(name) for name, number in codecs.CODECS.items()}
+
+    def compress(codec: int, payload: memoryview) -> bytes:
+        return codecs.compress(codec, payload, levels[codec] if level is None else level)
+
+    return compress
 
 
 def buffer_sizes(
@@ -89,9 +101,7 @@ class Writer(_native.Builder):
             raise ConfigError(f"linger must be positive seconds or None, not {linger}")
         codec = codec_number(compression, config)
 
-        def compress(number: int, payload: memoryview) -> bytes:
-            return codecs.compress(number, payload, compression_level)
-
+        compress = compressor(config, compression_level)
         if codec or compression_level is not None:
             compress(codec, memoryview(b""))  # a missing package or a bad level shows now
         return super().__new__(

@@ -243,6 +243,27 @@ def test_fsync_is_the_default_durability(tmp_path: Path) -> None:
         assert log.durable_offset == 3
 
 
+@pytest.mark.parametrize(("codec", "weak", "strong"), [("gzip", 1, 9), ("zstd", -20, 19)])
+def test_the_level_of_a_codec_is_a_setting(
+    make_log: MakeLog, codec: str, weak: int, strong: int
+) -> None:
+    value = b"".join(b"%d squared is %d; " % (i, i * i) for i in range(2000))
+    sizes = []
+    for number, level in enumerate((weak, strong)):
+        settings = {"compression_type": codec, f"compression_{codec}_level": level}
+        log = make_log(f"{codec}-{number}", **settings)
+        log.append(value)
+        with log.writer(compression=codec) as out:
+            out.append(value)
+        with log.writer(compression=codec, compression_level=weak) as out:
+            out.append(value)
+        sizes.append([len(batch) for batch in log.scan().batches()])
+        assert [record.value for record in log] == [value] * 3
+    (weak_one, *weak_others), (strong_one, strong_other, asked) = sizes
+    assert weak_others == [weak_one] * 2 and strong_other == strong_one
+    assert strong_one < weak_one == asked, "a writer may ask for another level"
+
+
 def test_unknown_settings_name_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'segment\.byte'.*segment\.bytes"):
         Partition.open(tmp_path / "t-0", config={"segment.byte": 1})

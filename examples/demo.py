@@ -1,4 +1,4 @@
-"""The engine at work: append, scan, columns, random access, a crash and its repair.
+"""The engine at work: append, scan, columns, random access, topics, a crash and its repair.
 
     make demo          (or: python examples/demo.py [records])
 
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import logstore
 from logstore import Partition
 
 try:  # now, so that no figure below contains the time of an import
@@ -106,6 +107,27 @@ def read(path: Path) -> None:
         say(f"offset_for_time(...) of its millisecond is {first}")
 
 
+def topics(path: Path) -> None:
+    print("Topics")
+    with logstore.open(path) as store:
+        with stopwatch() as t:
+            orders = store.create_topic("orders", partitions=4, config={"retention.ms": -1})
+        say("create_topic(): 4 partitions, all or nothing", f"{t[0] * 1e3:.0f} ms")
+        position = orders.append(VALUE, key=b"alice")
+        say(f"append(key=b'alice') went to {position.topic}-{position.partition}, as in Kafka")
+        with stopwatch() as t:
+            for i in range(20_000):
+                orders.append(VALUE, key=b"customer %d" % i, durability="os")
+        say("20,000 x append() by key, durability='os'", millions(20_000, t[0]))
+        ends = [partition.end_offset for partition in orders]
+        say(f"records in each partition: {ends}")
+    with stopwatch() as t, logstore.open(path) as store:
+        assert [partition.end_offset for partition in store["orders"]] == ends
+    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("logstore"))
+    say("opened, looked at and closed again", f"{t[0] * 1e3:.0f} ms")
+    say(f"a broker's log directory: {', '.join(names[:4])}, ...")
+
+
 def acknowledged_before_kill(path: Path, seconds: float) -> int:
     """Lets a child append for a while, kills it, returns the last offset that it was given."""
     command = [sys.executable, "-c", CRASHING_WRITER, str(path)]
@@ -155,6 +177,7 @@ def main() -> None:
         path = Path(directory)
         append(path / "orders-0", count)
         read(path / "orders-0")
+        topics(path / "store")
         crash(path / "payments-0")
 
 

@@ -1691,6 +1691,15 @@ class Partition:
         """
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
+        while True:
+            generation = self.generation
+            try:
+                return self._newest_of(key)
+            except (CorruptLogError, FileNotFoundError):
+                if not self.moved_since(generation):
+                    raise
+
+    def _newest_of(self, key: bytes) -> Record | None:
         start, offset = self.start_offset, self.end_offset
         while offset > start:
             segment = self.segment_for(offset - 1)

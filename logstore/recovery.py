@@ -211,6 +211,7 @@ class _Loader:
         self.total_bytes = 0
         self.mark = -1
         self.epochs = LeaderEpochs()
+        self.state: PartitionState | None = None
         self.staged: set[int] = set()  # readonly: segments that are still named .swap
 
     def load(self) -> LoadedLog:
@@ -243,7 +244,9 @@ class _Loader:
             if TRUNCATION_PLAN in names:
                 self.finish_truncation()
                 names = self.directory.names()
+            self.state = state
             names = self.sweep(names)
+            state = self.state
             if (state is None or not self.own_state) and split_wide_segments(self.directory, names):
                 names = self.directory.names()
         bases = self.segment_bases(names)
@@ -320,16 +323,25 @@ class _Loader:
         """Complete files wait to replace others: Kafka's rule decides which are superseded."""
         if not swapped:
             return
+        # Without a plan they are a broker's, who may have renamed some of them already.
+        self.allow_gaps(max(map(base_offset_of, swapped)) + 1)
         logs = [name for name in swapped if name.endswith(".log.swap")]
         if logs:
             first = min(map(base_offset_of, logs))
             end = max(self.end_of_swapped(name) for name in logs)
+            self.allow_gaps(end)
             for name in self.directory.names():
                 if name.endswith(SEGMENT_SUFFIXES) and first <= base_offset_of(name) < end:
                     self.remove(name)
         for name in swapped:
             self.directory.rename(name, name.removesuffix(".swap"))
         self.directory.sync()
+
+    def allow_gaps(self, end: int) -> None:
+        """Offsets below may be missing from now on: known before the first file is replaced."""
+        if self.own_state and self.state is not None and self.state.dense_from < end:
+            self.state = dataclasses.replace(self.state, dense_from=end)
+            self.state.write(self.directory)
 
     def end_of_swapped(self, name: str) -> int:
         file = self.directory.open(name)

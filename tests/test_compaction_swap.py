@@ -228,9 +228,10 @@ def test_a_damaged_rewritten_segment_gives_way_to_the_old_ones(
     log.close()
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("state", ["cleaned", "mixed", "swap", "deleted", "half final"])
 def test_the_states_a_broker_leaves_are_finished_or_undone(
-    filled: tuple[Path, Contents, Contents], tmp_path: Path, state: str
+    filled: tuple[Path, Contents, Contents], tmp_path: Path, state: str, known: bool
 ) -> None:
     path, before, after = filled
     done = tmp_path / "done" / "orders-0"
@@ -253,7 +254,8 @@ def test_the_states_a_broker_leaves_are_finished_or_undone(
     if state == "half final":
         name = path / segment_name(0, ".log")
         name.with_suffix(".log.swap").rename(name)
-    (path / "logstore.state").unlink()  # a broker has none
+    if not known:
+        (path / "logstore.state").unlink()  # a broker has none
     found, log = reopened(path)
     assert found == (before if state in ("cleaned", "mixed") else after)
     check_invariants(log)

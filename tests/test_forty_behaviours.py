@@ -24,6 +24,7 @@ import pytest
 
 import logstore
 from logstore import (
+    Compactor,
     ConflictError,
     FencedError,
     LogStoreError,
@@ -38,7 +39,7 @@ from logstore import (
     _native,
 )
 from logstore.batch import BatchHeader, EndMarker
-from logstore.testing import ReferenceRecord, encode_batch
+from logstore.testing import ReferenceRecord, encode_batch, read_log
 
 # ---- rolling ----
 
@@ -530,3 +531,178 @@ def test_32_interleaved_transactions_are_recovered_with_what_was_stable_then(
         assert log.aborted_transactions() == wanted
         assert list(log.segments[-1].transaction_index) == wanted
         assert list(log.segments[0].transaction_index) == []
+
+
+# ---- compaction ----
+
+NOW = 1_700_000_000_000
+
+
+def from_producer(key: bytes, sequence: int, *, transactional: bool = False, pid: int = 7) -> bytes:
+    """A batch of one record, as a client of an idempotent producer sends it."""
+    return encode_batch(
+        [ReferenceRecord(b"value %d" % sequence, key, (), NOW)],
+        transactional=transactional,
+        producer_id=pid,
+        producer_epoch=0,
+        base_sequence=sequence,
+    )
+
+
+def compacted(path: Path, clock: ManualClock) -> Partition:
+    return Partition.open(
+        path, durability="os", clock=clock,
+        config={"delete.retention.ms": 1000, "min.cleanable.dirty.ratio": 0},
+    )  # fmt: skip
+
+
+def compact_with_a_new_record(log: Partition, key: bytes) -> None:
+    log.append(b"filler", key=key)
+    log.roll()
+    Compactor(log).run()
+
+
+def batches_in(path: Path) -> list[tuple[int, int, bool]]:
+    """(base offset, records, control) of every batch."""
+    found = [batch for file in sorted(path.glob("*.log")) for batch in read_log(file)]
+    return [(batch.base_offset, len(batch.records), batch.control) for batch in found]
+
+
+def test_09_an_emptied_batch_tells_the_last_sequence_when_state_is_rebuilt(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with compacted(path, ManualClock(NOW)) as log:
+        log.append_batch(from_producer(b"k", 0))
+        log.append(b"newer", key=b"k")
+        log.roll()
+        Compactor(log).run()
+        assert batches_in(path) == [(0, 0, False), (1, 1, False)]
+        log.append(b"cut off", key=b"x")
+        for snapshot in path.glob("*.snapshot"):
+            snapshot.unlink()
+        log.truncate(2)
+        assert log.append_batch(from_producer(b"k", 0)).duplicate
+        assert not log.append_batch(from_producer(b"k", 1)).duplicate
+
+
+def test_10_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    path.mkdir()
+    for base in (0, 5):
+        record = ReferenceRecord(b"v", b"k%d" % base, (), NOW, base)
+        (path / f"{base:020d}.log").write_bytes(encode_batch([record], base_offset=base))
+    with compacted(path, ManualClock(NOW)) as log:
+        assert [record.offset for record in log.scan(1)] == [5]
+
+
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_27_half_a_swap_is_undone_and_a_whole_one_finished(
+    tmp_path: Path, unfinished: bool
+) -> None:
+    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    with compacted(path, clock) as log:
+        for i in range(2):
+            for _ in range(2):
+                log.append(b"%d" % i, key=b"k")
+            log.roll()
+        before = [record.offset for record in log]
+    after = encode_batch([ReferenceRecord(b"1", b"k", (), NOW, 3)], base_offset=3)
+    (path / f"{0:020d}.log.swap").write_bytes(after)
+    if unfinished:
+        (path / f"{0:020d}.log.cleaned").write_bytes(b"")
+    with compacted(path, clock) as log:
+        assert [record.offset for record in log] == (before if unfinished else [3])
+        assert log.end_offset == 4
+
+
+def test_31_a_cut_at_a_gap_keeps_what_is_below(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with compacted(path, ManualClock(NOW)) as log:
+        for i in range(44):
+            log.append(b"%d" % i, key=b"a" if i < 40 else b"b%d" % (i % 3))
+        log.roll()
+        Compactor(log).run()
+        assert [record.offset for record in log] == [39, 41, 42, 43]
+        log.truncate(40)
+        assert [record.offset for record in log] == [39]
+        assert log.append(b"on") == 40
+
+
+def test_39_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> None:
+    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    with compacted(path, clock) as log:
+        log.append_batch(from_producer(b"aborted", 0, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        log.append_batch(from_producer(b"later", 1))  # the producer is known by this one now
+        log.roll()
+        Compactor(log).run()
+        # Pass 1: the data goes, the marker and its index entry stay.
+        assert batches_in(path)[0] == (1, 1, True)
+        assert (path / f"{0:020d}.txnindex").stat().st_size == 34
+        # Pass 2: no batch of it was seen, so the entry goes and the marker's time begins.
+        compact_with_a_new_record(log, b"x")
+        assert not (path / f"{0:020d}.txnindex").exists()
+        assert batches_in(path)[0] == (1, 1, True)
+        clock.advance(999)
+        compact_with_a_new_record(log, b"y")
+        assert batches_in(path)[0] == (1, 1, True)
+        clock.advance(1)
+        compact_with_a_new_record(log, b"z")
+        assert not any(control for _, _, control in batches_in(path))
+        log.check()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_39_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
+    tmp_path: Path, commit: bool
+) -> None:
+    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    with compacted(path, clock) as log:
+        log.append_batch(from_producer(b"k", 0, transactional=True))
+        log.end_transaction(7, 0, commit=commit)
+        log.append(b"newer", key=b"k")
+        log.roll()
+        Compactor(log).run()
+        for key in (b"x", b"y", b"z"):
+            assert batches_in(path)[:2] == [(0, 0, False), (1, 1, True)]
+            clock.advance(5000)
+            compact_with_a_new_record(log, key)
+        # The producer goes on; its last sequence is told by a newer batch, and both may go.
+        log.append_batch(from_producer(b"more", 1))
+        for key in (b"x", b"y", b"z"):
+            clock.advance(5000)
+            compact_with_a_new_record(log, key)
+        assert not any(control for _, _, control in batches_in(path))
+
+
+def test_40_the_last_batch_of_a_round_survives_as_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with compacted(path, ManualClock(NOW)) as log:
+        log.append(b"kept", key=b"k")
+        log.append(b"has no key, and goes")
+        log.roll()
+        Compactor(log).run()
+        assert batches_in(path) == [(0, 1, False), (1, 0, False)]
+        log.check()
+    assert (path / f"{0:020d}.log").read_bytes()[-61:][:8] == (1).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize("reopened", [True, False])
+def test_40_a_repeated_batch_is_recognised_after_compaction(tmp_path: Path, reopened: bool) -> None:
+    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    log = compacted(path, clock)
+    for sequence in range(3):
+        log.append_batch(from_producer(b"k", sequence))
+    log.append(b"newer", key=b"k")
+    log.roll()
+    Compactor(log).run()
+    assert [record.offset for record in log] == [3]
+    if reopened:
+        log.close()
+        for file in path.glob("*.snapshot"):
+            file.unlink()
+        (path / "logstore.state").unlink()
+        log = compacted(path, clock)
+    again = log.append_batch(from_producer(b"k", 2))
+    assert again.duplicate and again.offsets == range(2, 3)
+    assert log.append_batch(from_producer(b"k", 3)).offsets == range(4, 5)
+    log.close()

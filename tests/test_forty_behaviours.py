@@ -26,7 +26,9 @@ import logstore
 from logstore import (
     Compactor,
     ConflictError,
+    EpochEnd,
     FencedError,
+    LeaderEpochs,
     LogStoreError,
     ManualClock,
     OffsetIndex,
@@ -35,11 +37,13 @@ from logstore import (
     Partition,
     PartitionConfig,
     RecordNotFoundError,
+    RetentionPolicy,
     TimeIndex,
     _native,
 )
 from logstore.batch import BatchHeader, EndMarker
 from logstore.testing import ReferenceRecord, encode_batch, read_log
+from tests.conftest import MakeLog
 
 # ---- rolling ----
 
@@ -706,3 +710,68 @@ def test_40_a_repeated_batch_is_recognised_after_compaction(tmp_path: Path, reop
     assert again.duplicate and again.offsets == range(2, 3)
     assert log.append_batch(from_producer(b"k", 3)).offsets == range(4, 5)
     log.close()
+
+
+# ---- retention and leader epochs ----
+
+DAY_MS = 86_400_000
+
+
+def test_07_truncating_to_the_end_drops_an_epoch_that_has_no_record(log: Partition) -> None:
+    log.extend([b"a", b"b"])
+    log.become_leader(5)
+    log.truncate(log.end_offset)
+    assert [record.value for record in log] == [b"a", b"b"]
+    assert log.leader_epochs.entries == [(0, 0)]
+
+
+def test_16_nothing_above_the_high_watermark_expires_and_the_end_keeps_one_empty_segment(
+    make_log: MakeLog, fake_clock: ManualClock
+) -> None:
+    log = make_log(clock=fake_clock)
+    log.become_leader(3)
+    for _ in range(10):
+        log.extend([b"x"] * 10)
+        log.roll()
+    fake_clock.advance(10 * DAY_MS)
+    policy = RetentionPolicy(max_age_ms=DAY_MS)
+    for high_watermark, expected in ((0, 0), (25, 2), (100, 10)):
+        decisions = policy.plan(log.segments, fake_clock.time_ms(), high_watermark=high_watermark)
+        assert sum(decision.delete for decision in decisions) == expected
+    log.extend([b"x"] * 10)
+    fake_clock.advance(10 * DAY_MS)
+    log.enforce(policy)
+    assert [segment.base_offset for segment in log.segments] == [110]
+    assert log.start_offset == log.end_offset == 110
+    assert log.leader_epochs.entries == [(3, 110)]
+
+
+def test_17_what_lies_below_the_start_frees_the_way_for_deletion_by_time(
+    make_log: MakeLog, fake_clock: ManualClock
+) -> None:
+    log = make_log(clock=fake_clock)
+    log.append(b"young", timestamp=fake_clock.time_ms())
+    log.roll()
+    log.append(b"old", timestamp=fake_clock.time_ms() - 10 * DAY_MS)
+    log.roll()
+    log.append(b"last", timestamp=fake_clock.time_ms())
+    policy = RetentionPolicy(max_age_ms=DAY_MS)
+    assert not any(decision.delete for decision in log.enforce(policy))
+    decisions = policy.plan(log.segments, fake_clock.time_ms(), start_offset=1)
+    assert [decision.rule for decision in decisions] == ["start", "age", None]
+    log.trim(1)
+    assert [decision.rule for decision in log.enforce(policy)] == ["age", None]
+    assert not any(decision.delete for decision in log.enforce(policy))
+
+
+def test_38_the_epoch_cache() -> None:
+    epochs = LeaderEpochs([(1, 5), (2, 6)])
+    epochs.assign(1, 7)
+    assert epochs.entries == [(1, 7)]
+    epochs = LeaderEpochs([(2, 9)])
+    epochs.assign(3, 9)
+    assert epochs.entries == [(3, 9)]
+    assert LeaderEpochs([(5, 11), (6, 20)]).end_offset_for(4, 30) == EpochEnd(4, 11)
+    epochs = LeaderEpochs([(2, 6), (3, 8), (4, 11)])
+    epochs.truncate_from_start(9)
+    assert epochs.entries == [(3, 9), (4, 11)]

@@ -353,14 +353,7 @@ class Compactor:
 
     def _transactions(self, segments: Sequence[Segment]) -> _native.Transactions:
         """The aborted transactions of the log, from its index files."""
-        return _native.Transactions(b"".join(map(self._aborted_in, segments)))
-
-    def _aborted_in(self, segment: Segment) -> bytes:
-        name = segment_name(segment.base_offset, ".txnindex")
-        try:
-            return self.partition.directory.read(name)
-        except FileNotFoundError:
-            return b""
+        return _native.Transactions(b"".join(map(_aborted_in, segments)))
 
     def _groups(self, segments: Sequence[Segment], end: int) -> Iterator[list[Segment]]:
         """Segments in a row that become one: as many as fit the configured sizes."""
@@ -513,7 +506,7 @@ class Compactor:
                     self._feed(cleaner, segment)
                 size, crc, offsets, times, aborted = cleaner.finish()
                 counts = cleaner.counts()
-                before = b"".join(map(self._aborted_in, group))
+                before = b"".join(map(_aborted_in, group))
                 if rules.transactions is None:
                     aborted = before
                 if len(group) > 1 or _changes(counts) or aborted != before:
@@ -561,6 +554,10 @@ class _Rules:
 
 def _given(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
+
+
+def _aborted_in(segment: Segment) -> bytes:
+    return segment.transaction_index.entries
 
 
 def _newest_time(segment: Segment) -> int:

@@ -539,13 +539,13 @@ def test_32_interleaved_transactions_are_recovered_with_what_was_stable_then(
 
 # ---- compaction ----
 
-NOW = 1_700_000_000_000
+START_MS = 1_700_000_000_000
 
 
 def from_producer(key: bytes, sequence: int, *, transactional: bool = False, pid: int = 7) -> bytes:
     """A batch of one record, as a client of an idempotent producer sends it."""
     return encode_batch(
-        [ReferenceRecord(b"value %d" % sequence, key, (), NOW)],
+        [ReferenceRecord(b"value %d" % sequence, key, (), START_MS)],
         transactional=transactional,
         producer_id=pid,
         producer_epoch=0,
@@ -574,7 +574,7 @@ def batches_in(path: Path) -> list[tuple[int, int, bool]]:
 
 def test_09_an_emptied_batch_tells_the_last_sequence_when_state_is_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
-    with compacted(path, ManualClock(NOW)) as log:
+    with compacted(path, ManualClock(START_MS)) as log:
         log.append_batch(from_producer(b"k", 0))
         log.append(b"newer", key=b"k")
         log.roll()
@@ -592,9 +592,9 @@ def test_10_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     path.mkdir()
     for base in (0, 5):
-        record = ReferenceRecord(b"v", b"k%d" % base, (), NOW, base)
+        record = ReferenceRecord(b"v", b"k%d" % base, (), START_MS, base)
         (path / f"{base:020d}.log").write_bytes(encode_batch([record], base_offset=base))
-    with compacted(path, ManualClock(NOW)) as log:
+    with compacted(path, ManualClock(START_MS)) as log:
         assert [record.offset for record in log.scan(1)] == [5]
 
 
@@ -602,14 +602,14 @@ def test_10_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
 def test_27_half_a_swap_is_undone_and_a_whole_one_finished(
     tmp_path: Path, unfinished: bool
 ) -> None:
-    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    path, clock = tmp_path / "t-0", ManualClock(START_MS)
     with compacted(path, clock) as log:
         for i in range(2):
             for _ in range(2):
                 log.append(b"%d" % i, key=b"k")
             log.roll()
         before = [record.offset for record in log]
-    after = encode_batch([ReferenceRecord(b"1", b"k", (), NOW, 3)], base_offset=3)
+    after = encode_batch([ReferenceRecord(b"1", b"k", (), START_MS, 3)], base_offset=3)
     (path / f"{0:020d}.log.swap").write_bytes(after)
     if unfinished:
         (path / f"{0:020d}.log.cleaned").write_bytes(b"")
@@ -620,7 +620,7 @@ def test_27_half_a_swap_is_undone_and_a_whole_one_finished(
 
 def test_31_a_cut_at_a_gap_keeps_what_is_below(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
-    with compacted(path, ManualClock(NOW)) as log:
+    with compacted(path, ManualClock(START_MS)) as log:
         for i in range(44):
             log.append(b"%d" % i, key=b"a" if i < 40 else b"b%d" % (i % 3))
         log.roll()
@@ -632,7 +632,7 @@ def test_31_a_cut_at_a_gap_keeps_what_is_below(tmp_path: Path) -> None:
 
 
 def test_39_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> None:
-    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    path, clock = tmp_path / "t-0", ManualClock(START_MS)
     with compacted(path, clock) as log:
         log.append_batch(from_producer(b"aborted", 0, transactional=True))
         log.end_transaction(7, 0, commit=False)
@@ -659,7 +659,7 @@ def test_39_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> 
 def test_39_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
     tmp_path: Path, commit: bool
 ) -> None:
-    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    path, clock = tmp_path / "t-0", ManualClock(START_MS)
     with compacted(path, clock) as log:
         log.append_batch(from_producer(b"k", 0, transactional=True))
         log.end_transaction(7, 0, commit=commit)
@@ -680,7 +680,7 @@ def test_39_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
 
 def test_40_the_last_batch_of_a_round_survives_as_its_header(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
-    with compacted(path, ManualClock(NOW)) as log:
+    with compacted(path, ManualClock(START_MS)) as log:
         log.append(b"kept", key=b"k")
         log.append(b"has no key, and goes")
         log.roll()
@@ -692,7 +692,7 @@ def test_40_the_last_batch_of_a_round_survives_as_its_header(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("reopened", [True, False])
 def test_40_a_repeated_batch_is_recognised_after_compaction(tmp_path: Path, reopened: bool) -> None:
-    path, clock = tmp_path / "t-0", ManualClock(NOW)
+    path, clock = tmp_path / "t-0", ManualClock(START_MS)
     log = compacted(path, clock)
     for sequence in range(3):
         log.append_batch(from_producer(b"k", sequence))

@@ -18,6 +18,7 @@ import re
 import struct
 import uuid
 from collections.abc import Mapping
+from typing import Any
 
 from logstore import _native
 from logstore._files import Directory
@@ -100,12 +101,12 @@ class PartitionState:
 
     def _is_plausible(self) -> bool:
         """A right checksum says who wrote it, not that it makes sense."""
-        numbers = dataclasses.asdict(self)
-        clean, boot = numbers.pop("clean"), numbers.pop("boot")
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        clean, boot, *numbers = values.pop("clean"), values.pop("boot"), *values.values()
         return (
             isinstance(clean, bool)
             and isinstance(boot, str)
-            and all(type(number) is int and -1 <= number < 1 << 63 for number in numbers.values())
+            and all(type(number) is int and -1 <= number < 1 << 63 for number in numbers)
             and min(self.start_offset, self.recovery_point, self.dense_from, self.version) >= 0
         )
 

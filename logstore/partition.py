@@ -1961,7 +1961,13 @@ class Partition:
         while True:
             in_time = time.monotonic() < deadline
             try:
-                loaded = load(self._directory, self._make_segment, readonly=True, progress=progress)
+                loaded = load(
+                    self._directory,
+                    self._make_segment,
+                    readonly=True,
+                    progress=progress,
+                    claims=self._claims,
+                )
             except FileNotFoundError:
                 if not in_time:
                     raise

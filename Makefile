@@ -24,7 +24,7 @@ BINDING_C := $(sort $(wildcard native/python/*.c))
 BINDING_H := $(sort $(wildcard native/python/*.h))
 FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuzz_*.c)))
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
-TYPED_DIRS := $(wildcard logstore benchmarks)
+TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
 .PHONY: help demo test asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help

@@ -1,0 +1,31 @@
+"""Spark's view of logstore: ``spark.read.format("logstore")``, batch and stream.
+
+Spark looks for packages named ``pyspark_*`` with a ``DefaultSource`` and registers it by its name,
+so that no call is needed after ``pip install "logstore[spark]"``.  A package that is not on
+``sys.path`` as a directory (an editable install) is not seen by that search: call `register`.
+
+Everything here is pickled, sent to another process and used there.  So classes hold plain values
+only, and what takes long to import is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark_logstore.session import check_spark, java_version, local_session
+
+check_spark()
+
+from pyspark_logstore.source import LogstoreDataSource  # noqa: E402  after the check
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DefaultSource", "LogstoreDataSource", "java_version", "local_session", "register"]
+
+DefaultSource = LogstoreDataSource  # the name Spark looks for
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("logstore")`` known to a session that did not find it by itself."""
+    spark.dataSource.register(LogstoreDataSource)

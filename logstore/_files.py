@@ -21,7 +21,7 @@ from logstore.errors import ClosedError, InvalidNameError, LockedError, NotALogE
 __all__ = ["Directory", "DirectoryLock", "boot_id", "parse_partition_name", "segment_name"]
 
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
-SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary")
 # At a root: the last owner of the whole directory closed in order.  See logstore.root.
 CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")

@@ -352,7 +352,7 @@ class _Loader:
     def sweep_orphans(self, names: list[str]) -> None:
         logs = {base_offset_of(name) for name in names if name.endswith(".log")}
         for name in names:
-            index = name.endswith((".index", ".timeindex", ".txnindex"))
+            index = name.endswith((".index", ".timeindex", ".txnindex", ".summary"))
             if index and base_offset_of(name) not in logs:
                 self.remove(name)
 
@@ -361,7 +361,7 @@ class _Loader:
         name = segment_name(segment.base_offset, ".log")
         kept = self.torn_name(name)
         self.directory.rename(name, kept)
-        for suffix in (".index", ".timeindex", ".txnindex"):
+        for suffix in (".index", ".timeindex", ".txnindex", ".summary"):
             self.directory.unlink(segment_name(segment.base_offset, suffix))
         self.report.set_aside.append(self.directory.path / kept)
         log.warning("%s set aside as %s: %s", segment.path, kept, why)

@@ -23,6 +23,7 @@ from logstore.config import PartitionConfig
 from logstore.errors import CorruptLogError, UnsupportedFormatError
 from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 from logstore.record import Record
+from logstore.summary import NO_TIME, UNKNOWN_TIME, SegmentSummary
 
 __all__ = ["Segment", "SegmentContents"]
 
@@ -170,6 +171,19 @@ class Segment:
             return writer.max_timestamp
         known = self._max_timestamp
         return self.time_index.last_entry[0] if known is None else known
+
+    @property
+    def min_timestamp(self) -> int | None:
+        """A time that none of its records lies before; None when it has none or it is not known.
+
+        Kafka's files do not tell it.  It is known of what this library wrote and closed or rolled.
+        """
+        writer = self.writer
+        if writer is not None:
+            known = writer.min_timestamp
+        else:
+            known = SegmentSummary.read_min(self._directory, self.base_offset, self.size_bytes)
+        return known if UNKNOWN_TIME < known < NO_TIME else None
 
     @property
     def modified_ms(self) -> int:
@@ -557,6 +571,9 @@ class Segment:
             max_timestamp=contents.max_timestamp,
             max_timestamp_offset=contents.max_timestamp_offset,
             last_indexed_position=contents.last_indexed_position,
+            min_timestamp=SegmentSummary.read_min(
+                self._directory, self.base_offset, contents.position
+            ),
         )
 
     def flush_indexes(self, *, sync: bool = False, final: bool = False) -> None:
@@ -584,6 +601,10 @@ class Segment:
             finally:
                 index.close()
         self._flushed = sizes
+        if final:
+            SegmentSummary(writer.file.end, writer.min_timestamp).write(
+                self._directory, self.base_offset
+            )
 
     def seal(self, next_base: int) -> None:
         """No more appends: the indexes are in their files, the next segment starts there."""

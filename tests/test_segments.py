@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore import ManualClock, OffsetIndex, Partition, TimeIndex
+from logstore import ManualClock, OffsetIndex, Partition, Record, TimeIndex
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 
@@ -261,3 +261,72 @@ def test_time_index_keeps_a_slot_for_the_final_entry() -> None:
 def test_a_partial_last_entry_is_no_entry() -> None:
     assert len(OffsetIndex(0, b"\0" * 13)) == 1
     assert len(TimeIndex(0, b"\0" * 23)) == 1
+
+
+# ---- the least time of a segment ----
+
+
+def test_the_least_time_is_known_of_what_was_written_here(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        assert log.segments[0].min_timestamp is None
+        log.extend([Record(b"x", timestamp=time) for time in (500, 300, 900)])
+        log.append(b"y", timestamp=400)
+        assert log.segments[0].min_timestamp == 300
+        log.roll()
+        assert log.segments[0].min_timestamp == 300 and log.segments[1].min_timestamp is None
+        with log.writer(compression="lz4") as out:
+            for time in (800, 700, 750):
+                out.append(b"z", timestamp=time)
+        assert log.segments[1].min_timestamp == 700
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        assert [segment.min_timestamp for segment in log.segments] == [300, 700]
+        log.append(b"older", timestamp=5)
+        assert log.segments[1].min_timestamp == 5
+    with Partition.open(tmp_path / "t-0", readonly=True) as log:
+        assert [segment.min_timestamp for segment in log.segments] == [300, 5]
+
+
+def test_the_least_time_of_raw_batches_is_known_unless_they_are_compressed(tmp_path: Path) -> None:
+    def batch(*times: int, offset: int, **settings: int) -> bytes:
+        records = [Record(b"x", timestamp=time) for time in times]
+        return encode_batch(records, base_offset=offset, **settings)
+
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        log.append_batch(batch(50, 20, 70, offset=0), origin="follower")
+        assert log.segments[0].min_timestamp == 20
+        log.append_batch(batch(90, 10, offset=3, append_time=60), origin="follower")
+        assert log.segments[0].min_timestamp == 20, "the times of that batch are the log's"
+        log.append_batch(batch(50, 10, offset=5, codec=3), origin="follower")
+        assert log.segments[0].min_timestamp is None
+
+
+def test_a_summary_of_another_size_or_with_a_flipped_byte_tells_nothing(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        log.append(b"x", timestamp=7)
+    summary = tmp_path / "t-0" / f"{0:020}.summary"
+    content = summary.read_bytes()
+    for damaged in (content[:-5], content.replace(b"7", b"6"), b"", b"\xff" * 40, b"0 {}"):
+        summary.write_bytes(damaged)
+        with Partition.open(tmp_path / "t-0", readonly=True) as log:
+            assert log.segments[0].min_timestamp is None
+    summary.write_bytes(content)
+    with (tmp_path / "t-0" / f"{0:020}.log").open("ab") as file:
+        file.write(encode_batch([Record(b"y", timestamp=1)], base_offset=1))
+    with Partition.open(tmp_path / "t-0", readonly=True) as log:
+        assert log.end_offset == 2 and log.segments[0].min_timestamp is None
+
+
+def test_summaries_go_with_their_segments(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        for _ in range(3):
+            log.extend([Record(b"x", timestamp=7)] * 5)
+            log.roll()
+        log.truncate(7)
+        assert [segment.min_timestamp for segment in log.segments] == [7, None]
+        log.roll()
+        log.trim(5)
+        assert not (log.path / f"{0:020}.summary").exists()
+    (tmp_path / "t-0" / f"{99:020}.summary").write_bytes(b"an orphan")
+    (tmp_path / "t-0" / "logstore.state").unlink()
+    with Partition.open(tmp_path / "t-0"):
+        assert not (tmp_path / "t-0" / f"{99:020}.summary").exists()

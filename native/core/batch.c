@@ -226,6 +226,7 @@ void ls_builder_init(ls_builder *builder, size_t batch_bytes, size_t batch_bytes
     builder->batch_bytes = batch_bytes;
     builder->batch_bytes_max = batch_bytes_max;
     builder->arena_max_timestamp = -1;
+    builder->arena_min_timestamp = INT64_MAX;
 }
 
 void ls_builder_free(ls_builder *builder)
@@ -243,6 +244,7 @@ void ls_builder_clear(ls_builder *builder)
     builder->open_count = 0;
     builder->records = 0;
     builder->arena_max_timestamp = -1;
+    builder->arena_min_timestamp = INT64_MAX;
     builder->packed = false;
 }
 
@@ -390,6 +392,9 @@ ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record)
         builder->max_timestamp = record->timestamp;
     } else if (record->timestamp > builder->max_timestamp) {
         builder->max_timestamp = record->timestamp;
+    }
+    if (record->timestamp < builder->arena_min_timestamp) {
+        builder->arena_min_timestamp = record->timestamp;   /* a batch's first comes here */
     }
     at = ls_varint_store(at, (uint64_t)body << 1);
     *at++ = 0;

@@ -192,6 +192,7 @@ typedef struct {
     int64_t max_timestamp;
     int64_t records;                   /* all records in the arena */
     int64_t arena_max_timestamp;       /* over all records in the arena, -1 if none */
+    int64_t arena_min_timestamp;       /* the same; INT64_MAX if none */
     int32_t open_count;
     bool packed;                       /* the sealed batches are compressed already */
 } ls_builder;

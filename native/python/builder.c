@@ -468,6 +468,7 @@ static bool compress_arena(BuilderObject *self)
         packed.packed = true;
         packed.records = arena->records;
         packed.arena_max_timestamp = arena->arena_max_timestamp;
+        packed.arena_min_timestamp = arena->arena_min_timestamp;
         ls_builder_free(arena);
         *arena = packed;
     } else {

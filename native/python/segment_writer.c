@@ -14,6 +14,7 @@ typedef struct {
     ls_index_tracker index;
     int64_t next_offset;
     int64_t first_timestamp;           /* max timestamp of the first batch; -1: none yet */
+    int64_t min_timestamp;             /* no record is older; INT64_MAX: none yet, MIN: not known */
     int64_t created_ms;                /* roll base when records carry no times */
     int64_t segment_bytes;
     int64_t segment_ms;                /* jitter already taken off */
@@ -25,18 +26,21 @@ static PyObject *segment_writer_new(PyTypeObject *type, PyObject *args, PyObject
     static char *names[] = {"file",          "base_offset", "next_offset",     "interval_bytes",
                             "segment_bytes", "segment_ms",  "index_bytes",     "created_ms",
                             "offsets",       "times",       "first_timestamp", "max_timestamp",
-                            "max_timestamp_offset", "last_indexed_position", NULL};
+                            "max_timestamp_offset", "last_indexed_position",
+                            "min_timestamp", NULL};
     PyObject *file;
     long long base_offset, next_offset, interval, segment_bytes, segment_ms, index_bytes, created;
     Py_buffer offsets, times;
     long long first_timestamp, max_timestamp, max_timestamp_offset, last_indexed_position;
+    long long min_timestamp;
     ls_module *module = ls_module_of_type(type);
     if (module == NULL ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!$LLLLLLLy*y*LLLL:SegmentWriter", names,
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "O!$LLLLLLLy*y*LLLLL:SegmentWriter", names,
                                      module->file_type, &file, &base_offset, &next_offset,
                                      &interval, &segment_bytes, &segment_ms, &index_bytes, &created,
                                      &offsets, &times, &first_timestamp, &max_timestamp,
-                                     &max_timestamp_offset, &last_indexed_position)) {
+                                     &max_timestamp_offset, &last_indexed_position,
+                                     &min_timestamp)) {
         return NULL;
     }
     SegmentWriterObject *self = (SegmentWriterObject *)type->tp_alloc(type, 0);
@@ -47,6 +51,7 @@ static PyObject *segment_writer_new(PyTypeObject *type, PyObject *args, PyObject
         self->next_offset = next_offset;
         self->first_timestamp = first_timestamp;
         self->created_ms = created;
+        self->min_timestamp = min_timestamp;
         self->segment_bytes = segment_bytes;
         self->segment_ms = segment_ms;
         self->index_bytes = index_bytes;
@@ -201,6 +206,8 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     }
     atomic_store_explicit(&self->file->end, position + (int64_t)arena->size, memory_order_release);
     self->next_offset = end_offset;
+    int64_t oldest = append_time >= 0 ? append_time : arena->arena_min_timestamp;
+    self->min_timestamp = oldest < self->min_timestamp ? oldest : self->min_timestamp;
     track(self, arena->data, arena->size, position);
     /* An empty builder says that its records are in the log: whoever was interrupted can tell, and
      * writing it once more writes nothing. */
@@ -209,6 +216,27 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     }
     ls_builder_clear(arena);
     return PyLong_FromLongLong(first_offset);
+}
+
+/* The least time in a batch that is all there; INT64_MIN when it would have to be decompressed. */
+static int64_t oldest_in(const uint8_t *data, const ls_batch *batch)
+{
+    if (batch->attributes & LS_ATTR_LOG_APPEND_TIME) {
+        return batch->max_timestamp;
+    }
+    if (ls_batch_codec(batch) != LS_CODEC_NONE) {
+        return INT64_MIN;
+    }
+    ls_records records;
+    ls_record record;
+    ls_records_open(&records, batch, data + LS_BATCH_HEADER_BYTES,
+                    (size_t)batch->size - LS_BATCH_HEADER_BYTES);
+    int64_t oldest = INT64_MAX;
+    ls_code code;
+    while ((code = ls_records_next(&records, &record)) == LS_OK) {
+        oldest = record.timestamp < oldest ? record.timestamp : oldest;
+    }
+    return code == LS_END ? oldest : INT64_MIN;
 }
 
 /* append_raw(batches, now_ms) -> whether it was done: False when a roll must come first.  Whole
@@ -222,7 +250,7 @@ static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *
     }
     const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(batches);
     size_t size = (size_t)PyBytes_GET_SIZE(batches);
-    int64_t next_offset = self->next_offset, max_timestamp = -1;
+    int64_t next_offset = self->next_offset, max_timestamp = -1, min_timestamp = INT64_MAX;
     for (size_t at = 0; at < size;) {
         ls_batch batch;
         if (size - at < LS_BATCH_HEADER_BYTES ||
@@ -233,6 +261,8 @@ static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *
         }
         next_offset = batch.last_offset + 1;
         max_timestamp = batch.max_timestamp > max_timestamp ? batch.max_timestamp : max_timestamp;
+        int64_t oldest = oldest_in(data + at, &batch);
+        min_timestamp = oldest < min_timestamp ? oldest : min_timestamp;
         at += (size_t)batch.size;
     }
     if (should_roll(self, (int64_t)size, max_timestamp, next_offset - 1, now_ms)) {
@@ -252,6 +282,8 @@ static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *
     }
     atomic_store_explicit(&self->file->end, position + (int64_t)size, memory_order_release);
     self->next_offset = next_offset;
+    self->min_timestamp =
+        min_timestamp < self->min_timestamp ? min_timestamp : self->min_timestamp;
     track(self, data, size, position);
     Py_RETURN_TRUE;
 }
@@ -300,6 +332,7 @@ const ls_index_tracker *ls_segment_writer_index(PyObject *writer)
     }
 GETTER(next_offset, self->next_offset)
 GETTER(first_timestamp, self->first_timestamp)
+GETTER(min_timestamp, self->min_timestamp)
 GETTER(max_timestamp, self->index.max_timestamp)
 GETTER(max_timestamp_offset, self->index.max_timestamp_offset)
 GETTER(last_indexed_position, self->index.last_indexed_position)
@@ -327,6 +360,7 @@ static PyMethodDef segment_writer_methods[] = {
 static PyGetSetDef segment_writer_getset[] = {
     {"next_offset", (getter)segment_writer_get_next_offset, NULL, NULL, NULL},
     {"first_timestamp", (getter)segment_writer_get_first_timestamp, NULL, NULL, NULL},
+    {"min_timestamp", (getter)segment_writer_get_min_timestamp, NULL, NULL, NULL},
     {"max_timestamp", (getter)segment_writer_get_max_timestamp, NULL, NULL, NULL},
     {"max_timestamp_offset", (getter)segment_writer_get_max_timestamp_offset, NULL, NULL, NULL},
     {"last_indexed_position", (getter)segment_writer_get_last_indexed_position, NULL, NULL, NULL},

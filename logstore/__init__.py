@@ -6,10 +6,11 @@
 0
 """
 
-from logstore.batch import BatchHeader
+from logstore.batch import BatchHeader, with_producer
 from logstore.clock import Clock, ManualClock, SystemClock
 from logstore.compaction import CompactedSegment, CompactionReport, Compactor
 from logstore.config import ConfigError, PartitionConfig
+from logstore.encoder import BatchEncoder
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AbortedTransaction",
     "AppendedBatches",
+    "BatchEncoder",
     "BatchHeader",
     "BytesColumn",
     "Clock",
@@ -125,4 +127,5 @@ __all__ = [
     "UnsupportedFormatError",
     "Writer",
     "open",
+    "with_producer",
 ]

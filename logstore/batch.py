@@ -17,7 +17,14 @@ from typing import NamedTuple
 from logstore import _native
 from logstore.errors import InvalidRecordError, UnsupportedFormatError
 
-__all__ = ["BatchHeader", "EndMarker", "decrement_sequence", "increment_sequence", "split"]
+__all__ = [
+    "BatchHeader",
+    "EndMarker",
+    "decrement_sequence",
+    "increment_sequence",
+    "split",
+    "with_producer",
+]
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
@@ -181,6 +188,34 @@ def with_header(header: BatchHeader, payload: bytes | memoryview) -> bytes:
     head = sized.pack()
     crc = _native.crc32c(payload, _native.crc32c(head[AT_ATTRIBUTES:]))
     return b"".join((head[:AT_CRC], _CRC.pack(crc), head[AT_ATTRIBUTES:], payload))
+
+
+def with_producer(
+    raw: bytes | memoryview,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    transactional: bool = False,
+) -> bytes:
+    """A whole batch, now of this producer; `append_batch` takes it once, however often it comes.
+
+    >>> with_producer(b"", producer_id=1, producer_epoch=0, base_sequence=0)
+    Traceback (most recent call last):
+    logstore.errors.InvalidRecordError: a batch header takes 61 bytes; 0 are left
+    """
+    header = BatchHeader.parse(raw)
+    if header.size_bytes != len(raw):
+        raise InvalidRecordError(f"{len(raw)} bytes, but the batch takes {header.size_bytes}")
+    attributes = header.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
+    changed = dataclasses.replace(
+        header,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence & SEQUENCE_MAX,
+    )
+    return with_header(changed, memoryview(raw)[HEADER_BYTES:])
 
 
 # ---- markers ----

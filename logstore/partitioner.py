@@ -11,9 +11,14 @@ opens the store for writing says again which one to use.
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from logstore._native import murmur2
+from logstore._native import murmur2, partitions_of_keys
+from logstore.record import BytesColumn
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["KeyPartitioner", "Partitioner", "partition_for_key"]
 
@@ -58,6 +63,12 @@ class KeyPartitioner:
             self._move(partitions)
         self._left -= 1 if value is None else max(1, len(value))
         return self._current
+
+    def of_keys(self, keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
+        """The same choice for a whole column of keys; -1 where there is no key."""
+        import numpy
+
+        return numpy.frombuffer(partitions_of_keys(*keys.buffers, partitions), numpy.int32)
 
     def _move(self, partitions: int) -> None:
         """To any other partition, if there is one."""

@@ -58,6 +58,28 @@ class BytesColumn(Sequence[bytes | None]):
         self.data: npt.NDArray[np.uint8] = numpy.frombuffer(data, numpy.uint8)
         self.nulls = nulls
 
+    @classmethod
+    def from_arrow(cls, array: Any) -> BytesColumn:
+        """A column on the memory of an Arrow array of binary or string, large or not."""
+        pa = needed("pyarrow", "BytesColumn.from_arrow", "arrow")
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        kind = array.type
+        if not (pa.types.is_binary(kind) or pa.types.is_string(kind)):
+            array = array.cast(pa.binary())  # large ones; what is no bytes at all is refused here
+        if array.offset or array.buffers()[1] is None:
+            array = pa.concat_arrays([array, array.slice(0, 0)])
+        valid, ends, data = array.buffers()
+        rows = len(array)
+        span = memoryview(bytes(4) if ends is None else ends)[: 4 * (rows + 1)]
+        nulls = array.null_count
+        return cls((span, b"" if data is None else data, valid if nulls else None, nulls))
+
+    @property
+    def buffers(self) -> tuple[Any, Any, Any]:
+        """Arrow's three: ends, data, and the bits of what is not null (None when nothing is)."""
+        return self._buffers
+
     def __len__(self) -> int:
         return len(self.ends) - 1
 

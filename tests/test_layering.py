@@ -31,6 +31,7 @@ ROOMS = (
         "commit",
         "scan",
         "writer",
+        "encoder",
         "partition",
     ),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),

@@ -48,6 +48,7 @@ NAMES = {
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
     *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
     *("OngoingTransaction", "TransactionIndex"),
+    *("BatchEncoder", "with_producer"),
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
 }
 

@@ -432,6 +432,166 @@ static PyObject *builder_extend(BuilderObject *self, PyObject *records)
     Py_RETURN_NONE;
 }
 
+/* ---- columns ---- */
+
+typedef struct {                       /* one variable-size field in Arrow's layout; buffers held */
+    Py_buffer ends, data, valid;       /* int32 ends, rows + 1 of them; valid.obj NULL: no nulls */
+    bool given;
+} bytes_column;
+
+static void release_column(bytes_column *column)
+{
+    if (column->given) {
+        PyBuffer_Release(&column->ends);
+        PyBuffer_Release(&column->data);
+        if (column->valid.obj != NULL) {
+            PyBuffer_Release(&column->valid);
+        }
+        column->given = false;
+    }
+}
+
+/* Takes (ends, data, valid or None) apart; `rows` becomes the number of rows, or must be it. */
+static bool view_column(PyObject *parts, bytes_column *column, Py_ssize_t *rows)
+{
+    PyObject *ends, *data, *valid;
+    if (!PyArg_ParseTuple(parts, "OOO:column", &ends, &data, &valid)) {
+        return false;
+    }
+    if (PyObject_GetBuffer(ends, &column->ends, PyBUF_SIMPLE) < 0) {
+        return false;
+    }
+    if (PyObject_GetBuffer(data, &column->data, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&column->ends);
+        return false;
+    }
+    column->valid.obj = NULL;
+    if (valid != Py_None && PyObject_GetBuffer(valid, &column->valid, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&column->ends);
+        PyBuffer_Release(&column->data);
+        return false;
+    }
+    column->given = true;
+    Py_ssize_t found = column->ends.len / 4 - 1;
+    if (found < 0 || column->ends.len % 4 != 0 || (*rows >= 0 && *rows != found) ||
+        (column->valid.obj != NULL && column->valid.len < (found + 7) / 8)) {
+        release_column(column);
+        PyErr_SetString(PyExc_ValueError, "columns of different or impossible lengths");
+        return false;
+    }
+    *rows = found;
+    return true;
+}
+
+/* One row of a column.  False: its ends lie outside the data. */
+static bool row_of(const bytes_column *column, Py_ssize_t row, const uint8_t **data, int32_t *size)
+{
+    int32_t ends[2];
+    memcpy(ends, (const uint8_t *)column->ends.buf + row * 4, sizeof ends);
+    *data = NULL;
+    *size = -1;
+    if (column->valid.obj != NULL &&
+        (((const uint8_t *)column->valid.buf)[row / 8] >> (row % 8) & 1) == 0) {
+        return true;
+    }
+    if (ends[0] < 0 || ends[1] < ends[0] || ends[1] > column->data.len) {
+        return false;
+    }
+    *data = (const uint8_t *)column->data.buf + ends[0];
+    *size = ends[1] - ends[0];
+    return true;
+}
+
+/* The numbers of an int64 buffer of `count` or, when count is -1, of any length. */
+static bool view_numbers(PyObject *object, Py_buffer *view, Py_ssize_t *count)
+{
+    if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) {
+        return false;
+    }
+    if (view->len % 8 != 0 || (*count >= 0 && view->len / 8 != *count)) {
+        PyBuffer_Release(view);
+        view->obj = NULL;
+        PyErr_SetString(PyExc_ValueError, "columns of different or impossible lengths");
+        return false;
+    }
+    *count = view->len / 8;
+    return true;
+}
+
+/* _append_columns(values, keys, timestamps, rows): as append() for every row, or for those named.
+ * A timestamp of LS_NO_TIMESTAMP means now. */
+static PyObject *builder_append_columns(BuilderObject *self, PyObject *args)
+{
+    PyObject *values, *keys, *timestamps, *rows;
+    if (!PyArg_ParseTuple(args, "OOOO:_append_columns", &values, &keys, &timestamps, &rows) ||
+        !usable(self)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    bytes_column value = {0}, key = {0};
+    Py_buffer times = {0}, chosen = {0};
+    Py_ssize_t total = -1, count = -1;
+    if (!view_column(values, &value, &total) ||
+        (keys != Py_None && !view_column(keys, &key, &total)) ||
+        (timestamps != Py_None && !view_numbers(timestamps, &times, &total)) ||
+        (rows != Py_None && !view_numbers(rows, &chosen, &count))) {
+        goto done;
+    }
+    count = chosen.obj == NULL ? total : count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t row = i;
+        if (chosen.obj != NULL) {
+            memcpy(&row, (const uint8_t *)chosen.buf + i * 8, sizeof row);
+            if (row < 0 || row >= total) {
+                PyErr_Format(PyExc_IndexError, "row %lld of %zd", (long long)row, total);
+                goto done;
+            }
+        }
+        ls_new_record record = {.key_size = -1};
+        if (!row_of(&value, (Py_ssize_t)row, &record.value, &record.value_size) ||
+            (key.given && !row_of(&key, (Py_ssize_t)row, &record.key, &record.key_size))) {
+            PyErr_Format(PyExc_ValueError, "row %lld lies outside its column's data",
+                         (long long)row);
+            goto done;
+        }
+        if (record.value_size < 0 && record.key_size < 0) {
+            PyErr_Format(self->module->invalid_record_error,
+                         "row %lld has neither value nor key: a record without a value (a "
+                         "tombstone) needs a key", (long long)row);
+            goto done;
+        }
+        if (record.value_size > INT32_MAX / 2 || record.key_size > INT32_MAX / 2) {
+            raise_too_large(self, record.value_size > record.key_size ? record.value_size
+                                                                      : record.key_size);
+            goto done;
+        }
+        int64_t given = LS_NO_TIMESTAMP;
+        if (times.obj != NULL) {
+            memcpy(&given, (const uint8_t *)times.buf + row * 8, sizeof given);
+            if (given < 0 && given != LS_NO_TIMESTAMP) {
+                PyErr_Format(self->module->invalid_record_error,
+                             "row %lld has the time %lld: milliseconds since 1970 are not negative",
+                             (long long)row, (long long)given);
+                goto done;
+            }
+        }
+        if (!record_time(self, given, &record.timestamp) || !add(self, &record)) {
+            goto done;
+        }
+    }
+    result = Py_NewRef(Py_None);
+done:
+    release_column(&value);
+    release_column(&key);
+    if (times.obj != NULL) {
+        PyBuffer_Release(&times);
+    }
+    if (chosen.obj != NULL) {
+        PyBuffer_Release(&chosen);
+    }
+    return result;
+}
+
 /* ---- handing over ---- */
 
 /* Compresses the batches of a private arena one by one; `self` is not known to other threads. */
@@ -540,6 +700,28 @@ static PyObject *builder_seal(BuilderObject *self, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+/* encoded(): all batches so far, sealed, with offsets from 0 and checksums; the builder is empty
+ * afterwards.  For a builder that only one thread uses. */
+static PyObject *builder_encoded(BuilderObject *self, PyObject *Py_UNUSED(unused))
+{
+    ls_builder *arena = &self->arena;
+    PyObject *sealed = builder_seal(self, NULL);
+    if (sealed == NULL) {
+        return NULL;
+    }
+    Py_DECREF(sealed);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)arena->size);
+    if (bytes == NULL) {
+        return NULL;
+    }
+    if (arena->size != 0) {
+        memcpy(PyBytes_AS_STRING(bytes), arena->data, arena->size);
+        ls_batches_finish((uint8_t *)PyBytes_AS_STRING(bytes), arena->size, 0, -1, -1);
+    }
+    ls_builder_clear(arena);
+    return bytes;
+}
+
 static PyObject *builder_close(BuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     self->closed = true;
@@ -568,6 +750,10 @@ static PyMethodDef builder_methods[] = {
      PyDoc_STR("Reuse the memory of a builder that take() gave.")},
     {"_seal", (PyCFunction)builder_seal, METH_NOARGS,
      PyDoc_STR("Close the open batch, and compress.")},
+    {"_append_columns", (PyCFunction)builder_append_columns, METH_VARARGS,
+     PyDoc_STR("Add rows of columns in Arrow's layout.")},
+    {"_encoded", (PyCFunction)builder_encoded, METH_NOARGS,
+     PyDoc_STR("Take all batches away, as bytes.")},
     {"_close", (PyCFunction)builder_close, METH_NOARGS, PyDoc_STR("Refuse further records.")},
     {NULL, NULL, 0, NULL},
 };

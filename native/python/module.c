@@ -148,7 +148,53 @@ static PyObject *murmur2(PyObject *Py_UNUSED(self), PyObject *key)
     return PyLong_FromUnsignedLong(hash);
 }
 
+/* Kafka's choice of a partition for each key of a column in Arrow's layout. */
+static PyObject *partitions_of_keys(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer ends, data, valid;
+    int partitions;
+    if (!PyArg_ParseTuple(args, "y*y*z*i:partitions_of_keys", &ends, &data, &valid, &partitions)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    Py_ssize_t rows = ends.len / 4 - 1;
+    bool has_nulls = valid.buf != NULL;
+    if (rows < 0 || partitions < 1 || (has_nulls && valid.len < (rows + 7) / 8)) {
+        PyErr_SetString(PyExc_ValueError, "no partition, or columns of impossible lengths");
+        goto done;
+    }
+    result = PyBytes_FromStringAndSize(NULL, rows * 4);
+    if (result == NULL) {
+        goto done;
+    }
+    uint8_t *out = (uint8_t *)PyBytes_AS_STRING(result);
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int32_t span[2], chosen = -1;
+        memcpy(span, (const uint8_t *)ends.buf + row * 4, sizeof span);
+        if (!has_nulls || (((const uint8_t *)valid.buf)[row / 8] >> (row % 8) & 1) != 0) {
+            if (span[0] < 0 || span[1] < span[0] || span[1] > data.len) {
+                Py_CLEAR(result);
+                PyErr_Format(PyExc_ValueError, "row %zd lies outside its column's data", row);
+                goto done;
+            }
+            uint32_t hash = ls_murmur2((const uint8_t *)data.buf + span[0],
+                                       (size_t)(span[1] - span[0]));
+            chosen = (int32_t)((hash & 0x7fffffff) % (uint32_t)partitions);
+        }
+        memcpy(out + row * 4, &chosen, sizeof chosen);
+    }
+done:
+    PyBuffer_Release(&ends);
+    PyBuffer_Release(&data);
+    if (valid.buf != NULL) {
+        PyBuffer_Release(&valid);
+    }
+    return result;
+}
+
 static PyMethodDef module_functions[] = {
+    {"partitions_of_keys", partitions_of_keys, METH_VARARGS,
+     PyDoc_STR("partitions_of_keys(ends, data, valid, partitions): int32 each, -1 for a null key.")},
     {"murmur2", murmur2, METH_O, PyDoc_STR("murmur2(key): Kafka's hash of a key, 32 bits.")},
     {"crc32c", crc32c, METH_VARARGS, PyDoc_STR("crc32c(data, crc=0): CRC-32C, continued from crc.")},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS,

@@ -25,7 +25,6 @@ SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".
 # At a root: the last owner of the whole directory closed in order.  See logstore.root.
 CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
-_SEGMENT_FILE = re.compile(r"(\d{1,20})\.")
 
 
 def parse_partition_name(name: str) -> tuple[str, int]:
@@ -56,12 +55,13 @@ def segment_name(base_offset: int, suffix: str) -> str:
 
 def base_offset_of(name: str) -> int:
     """The offset in front of the first dot of a recognised file's name."""
-    match = _SEGMENT_FILE.match(name)
-    if match is None or int(match[1]) > (1 << 63) - 1:
+    digits, dot, _ = name.partition(".")
+    plain = dot and len(digits) <= 20 and digits.isascii() and digits.isdigit()
+    if not plain or int(digits) > (1 << 63) - 1:
         raise NotALogError(
             f"{name!r} has the suffix of a segment file but no offset in front of it"
         )
-    return int(match[1])
+    return int(digits)
 
 
 def boot_id() -> str:

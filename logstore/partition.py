@@ -328,7 +328,7 @@ class Partition:
             clean=clean,
             quiet_from=quiet_from,
         )
-        self.recovery.snapshots_discarded = producers.discarded
+        self.recovery.snapshots_discarded += producers.discarded
         self._producers = producers  # only now: readers use it
         self._producers_loaded = True
 
@@ -620,6 +620,7 @@ class Partition:
         it with `end_transaction`.
         """
         with self._lock:
+            _ = self.end_offset  # a reader looks again
             return self._known_producers().state.ongoing
 
     def aborted_transactions(
@@ -1788,13 +1789,18 @@ class Partition:
         return batches
 
     def check(self) -> None:
-        """Verify every batch, record and index entry; raise CorruptLogError at the first fault."""
+        """Verify every batch, record and index entry; raise CorruptLogError at the first fault.
+
+        Where there are transactions, also that every aborted one is known as such.
+        """
         while True:
             self._check_usable()
             generation = self.generation
             try:
-                for segment in self.segments:
-                    segment.check()
+                end = self.end_offset
+                found = [segment.verified().producers for segment in self.segments]
+                if any(found):
+                    self._known_producers().check(self._segments, end)
             except (CorruptLogError, FileNotFoundError):
                 if not self.moved_since(generation):
                     raise

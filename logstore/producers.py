@@ -298,6 +298,29 @@ class Producers:
         found += [e for e in self._seen if e.last_offset >= start and e.first_offset < stop]
         return found
 
+    def check(self, segments: Sequence[Segment], end: int) -> None:
+        """Raise CorruptLogError when the log below `end` aborts what is not known as aborted."""
+        since, state = self._newest(segments[0].base_offset)
+        since = max(since, segments[0].base_offset)
+        known = {
+            (entry.producer_id, entry.last_offset): entry.first_offset
+            for entry in self.aborted(segments, since, end)
+        }
+        for segment in segments:
+            for entry in self._aborted_in(segment, since, end, state):
+                first = known.get((entry.producer_id, entry.last_offset))
+                # An earlier one is right as well: compaction takes the data, not the entry.
+                if first is None or first > entry.first_offset:
+                    name = segment_name(segment.base_offset, ".txnindex")
+                    raise CorruptLogError(
+                        f"producer {entry.producer_id} aborted {entry.first_offset} to "
+                        f"{entry.last_offset}, but that is not in the index",
+                        path=self._directory.path / name,
+                        position=0,
+                        start_offset=entry.first_offset,
+                        end_offset=entry.last_offset + 1,
+                    )
+
     def _index_of(self, segments: Sequence[Segment], segment: Segment) -> TransactionIndex:
         """The index of a segment; when its file is damaged, what the log says instead."""
         try:

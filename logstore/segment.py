@@ -515,6 +515,10 @@ class Segment:
 
     def check(self) -> None:
         """Verify every batch, every record and every index entry; raise CorruptLogError."""
+        self.verified()
+
+    def verified(self) -> SegmentContents:
+        """What is in it, once all of it was found sound; raises CorruptLogError."""
         limit = self.file.end if not self.sealed else self.file.size()
         contents = self.walk(limit=limit)
         if contents.stopped != "end":
@@ -532,6 +536,7 @@ class Segment:
         # The index files of a segment that another process appends to may lag behind a cut.
         if self.sealed or self.writer is not None:
             self._check_index_entries()
+        return contents
 
     def _check_index_entries(self) -> None:
         path = self._directory.path / segment_name(self.base_offset, ".index")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import logstore
 from logstore import (
     ConflictError,
     CorruptLogError,
@@ -912,3 +913,69 @@ def test_what_a_broker_wrote_gives_the_brokers_files(make_log: MakeLog) -> None:
         wanted = {p.name: p.read_bytes() for p in golden.glob(f"*{suffix}")}
         assert {p.name: p.read_bytes() for p in log.path.glob(f"*{suffix}")} == wanted
         assert wanted
+
+
+def test_checking_finds_an_aborted_transaction_that_is_not_listed(make_log: MakeLog) -> None:
+    log = make_log(segment_bytes=1024)
+    history(log)
+    log.check()
+    log.close()
+    max(log.path.glob("*.txnindex")).write_bytes(b"")
+    with make_log() as again, pytest.raises(CorruptLogError, match="not in the index"):
+        again.check()
+
+
+def test_committed_readers_beside_a_busy_writer_see_whole_transactions(make_log: MakeLog) -> None:
+    """Each transaction is three values; the even ones commit."""
+    log = make_log(segment_bytes=1 << 14)
+    reader = make_log(readonly=True)
+    done = threading.Event()
+    faults: list[object] = []
+
+    def read(source: Partition) -> None:
+        while not done.is_set():
+            seen: dict[int, int] = {}
+            for record in source.scan(isolation="read_committed"):
+                number = int(record.value or b"")
+                seen[number] = seen.get(number, 0) + 1
+            faults.extend((n, count) for n, count in seen.items() if n % 2 or count != 3)
+
+    threads = [threading.Thread(target=read, args=(source,)) for source in (log, log, reader)]
+    for thread in threads:
+        thread.start()
+    try:
+        pair = Producing(log, 1), Producing(log, 2)
+        for number in range(300):
+            producer = pair[number // 2 % 2]
+            producer.transact(b"%d" % number)
+            producer.transact(b"%d" % number, b"%d" % number)
+            producer.end(commit=number % 2 == 0)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert faults == []
+    assert len(log.segments) > 3
+    assert len(committed(log)) == 450
+
+
+def test_a_sleeping_partition_of_a_store_knows_its_transactions(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with logstore.open(tmp_path / "data", clock=clock) as store:
+        log = store.create_topic("orders")[0]
+        producer = Producing(log, 1)
+        producer.transact(b"aborted")
+        producer.end(commit=False)
+        producer.transact(b"open")
+    with logstore.open(tmp_path / "data", clock=clock) as store:
+        log = store["orders"][0]
+        assert log.last_stable_offset == 2
+        assert [t.first_offset for t in log.ongoing_transactions] == [2]
+        assert committed(log) == []
+        assert log.append_batch(producer.sent[-1]).duplicate
+        log.end_transaction(1, 0, commit=True)
+        assert committed(log) == [b"open"]
+        assert log.aborted_transactions() == [(1, 0, 1, 2)]
+    with logstore.open(tmp_path / "data", readonly=True, clock=clock) as store:
+        assert committed(store["orders"][0]) == [b"open"]

@@ -216,7 +216,7 @@ class Segment:
         """
         index = self._transactions
         if index is None:
-            name = segment_name(self.base_offset, ".txnindex")
+            name = self._name(".txnindex")
             try:
                 index = TransactionIndex(self.base_offset, self._directory.read(name))
             except FileNotFoundError:
@@ -459,6 +459,7 @@ class Segment:
         if not self._retired:
             self.file  # noqa: B018  opened while the name still means this one
             self._load_indexes()
+            self.transaction_index  # noqa: B018
             self._retired = True
 
     # ---- walking the file ----

@@ -133,6 +133,31 @@ RECORDS = {
 }
 
 
+def cleaner_input(records: bytes, attributes: int, rules: int) -> bytes:
+    """A batch as the cleaner meets it, made of an input for the records' target."""
+    return bytes([attributes]) + records[1:7] + bytes([rules]) + records[7:]
+
+
+KEYED = records_input(
+    record(0, key=b"k") + record(1, None, key=b"k", time=5) + record(3, key=b"other"), 3, 4
+)
+MARKER = records_input(record(0, b"\0" * 6, key=b"\0\0\0\0"), 1, 0)
+CLEANERS = {
+    "newest": cleaner_input(KEYED, 0x00, 0),
+    "superseded": cleaner_input(KEYED, 0x00, 8),
+    "horizon_passed": cleaner_input(KEYED, 0x40, 2),
+    "horizon_ahead": cleaner_input(KEYED, 0x40, 8),
+    "append_time": cleaner_input(KEYED, 0x08, 8),
+    "purge": cleaner_input(KEYED, 0x00, 1),
+    "aborted": cleaner_input(KEYED, 0x10, 16),
+    "aborted_last_of_producer": cleaner_input(KEYED, 0x10, 16 + 64 + 128),
+    "end_of_the_round": cleaner_input(RECORDS["one"], 0x00, 4),
+    "marker": cleaner_input(MARKER, 0x30, 16 + 32),
+    "marker_horizon_passed": cleaner_input(MARKER, 0x70, 2),
+    **{f"records_{name}": cleaner_input(data, 0x00, 8) for name, data in RECORDS.items()},
+}
+
+
 def index_input(target: int, entries: list[tuple[int, int]], form: str = ">ii") -> bytes:
     return struct.pack(">q", target) + b"".join(struct.pack(form, *entry) for entry in entries)
 
@@ -186,6 +211,7 @@ def main() -> None:
     for name, seeds in {
         "batch": BATCHES,
         "records": RECORDS,
+        "cleaner": CLEANERS,
         "index": INDEXES,
         "segment": SEGMENTS,
     }.items():

@@ -96,6 +96,8 @@ MARK_SECONDS = 0.05  # how late the durable mark may be
 EPOCH_MAX = (1 << 31) - 1
 SETTLE_SECONDS = 0.5  # how long a reader waits for a truncation in another process
 POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
+# What a reader finds a writer at; SWAP_AHEAD: planned, and the old files are still in their places.
+NO_PLAN, CUTTING, SWAP_AHEAD, SWAPPING = range(4)
 NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
 
 _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
@@ -171,9 +173,9 @@ class Partition:
         self._start_offset = 0
         self._dense_from = 0
         self._version = 0
-        # A reader beside a writer: how often it loaded, and whether that was amid a truncation.
+        # A reader beside a writer: how often it loaded, and amid which change of files.
         self._loads = 0
-        self._plan_seen = False
+        self._plan_seen = NO_PLAN
         self._recovery_point = 0
         # The epoch that appends carry.  An append needs it to be the latest of `_epochs`.
         self._epoch = 0
@@ -1841,6 +1843,9 @@ class Partition:
         return False
 
     def _is_outdated(self) -> bool:
+        # The plan first: when it is gone again, the version has moved before.
+        if self._plan_now() != self._plan_seen:
+            return True
         state = PartitionState.read(self._directory)
         return state is not None and state.version != self._version
 
@@ -1946,11 +1951,11 @@ class Partition:
         with self._lock:
             deadline = time.monotonic() + SETTLE_SECONDS
             while self._readonly and self._loads == generation:
+                plan = self._plan_now()  # first: when it is gone again, the version has moved
                 state = PartitionState.read(self._directory)
-                cutting = self._directory.exists(TRUNCATION_PLAN)
-                if cutting != self._plan_seen or (state and state.version != self._version):
+                if plan != self._plan_seen or (state and state.version != self._version):
                     self._reload()
-                elif not cutting or time.monotonic() > deadline:
+                elif plan != CUTTING or time.monotonic() > deadline:
                     break
                 else:
                     time.sleep(SETTLE_SECONDS / 100)
@@ -1966,6 +1971,7 @@ class Partition:
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
             in_time = time.monotonic() < deadline
+            plan = self._plan_now()
             try:
                 loaded = load(
                     self._directory,
@@ -1979,11 +1985,20 @@ class Partition:
                     raise
             else:
                 state = PartitionState.read(self._directory)
-                self._plan_seen = self._directory.exists(TRUNCATION_PLAN)
+                self._plan_seen = self._plan_now()
                 same = state is None or state.version == loaded.version
-                if not in_time or (same and not self._plan_seen):
+                if not in_time or (same and plan == self._plan_seen != CUTTING):
                     return loaded
             time.sleep(SETTLE_SECONDS / 100)
+
+    def _plan_now(self) -> int:
+        """Which change of files, planned by a writer, is under way."""
+        if self._directory.exists(TRUNCATION_PLAN):
+            return CUTTING
+        if self._directory.exists(SWAP_PLAN):
+            plan = SwapPlan.read(self._directory)
+            return SWAPPING if plan is not None and plan.counts(self._directory) else SWAP_AHEAD
+        return NO_PLAN
 
     def _reload(self) -> None:
         for segment in self._segments:

@@ -100,6 +100,10 @@ class SwapPlan:
                 directory.rename(f"{name}.swap", name)
         directory.sync()
 
+    def counts(self, directory: Directory) -> bool:
+        """Whether old files may be on their way out: from here on readers go by the new ones."""
+        return not any(directory.exists(f"{name}.cleaned") for name in self.new.names())
+
     def _superseded(self, directory: Directory) -> list[str]:
         """The old files that still have their names."""
         names = set(directory.names())

@@ -453,3 +453,44 @@ def test_records_below_the_map_are_kept_by_a_record(make_log: MakeLog) -> None:
     log.roll()
     assert Compactor(log).run().records_after == 1
     assert [record.offset for record in log] == [39]
+
+
+def test_readers_of_other_handles_never_miss_a_newest_value(make_log: MakeLog) -> None:
+    """Scans, single reads and searches of a readonly handle, while segments are swapped."""
+    log = make_log(segment_bytes=1024)
+    fill(log, keys=7, records=400)
+    newest = {record.key: (record.offset, record.value) for record in log}
+    reader = make_log(readonly=True)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    scans = 0
+
+    def read() -> None:
+        nonlocal scans
+        try:
+            while not stop.is_set() or not scans:
+                offsets = []
+                found = {}
+                for record in reader:
+                    offsets.append(record.offset)
+                    found[record.key] = (record.offset, record.value)
+                assert found == newest
+                assert offsets == sorted(set(offsets))
+                assert reader[newest[b"k3"][0]].key == b"k3"
+                one = reader.get(b"k5")
+                assert one is not None and (one.offset, one.value) == newest[b"k5"]
+                scans += 1
+        except BaseException as error:  # noqa: BLE001  told by the test below
+            failures.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        Compactor(log).run()
+        Compactor(log, memory_bytes=72, min_cleanable_dirty_ratio=0).run()
+        for key in (b"nothing", b"has", b"this"):
+            Compactor(log).purge(key)
+    finally:
+        stop.set()
+        thread.join()
+    assert failures == []

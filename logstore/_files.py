@@ -80,7 +80,14 @@ class Directory:
     effect behind it, so that no number is used that may mean another directory by then.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        root: Directory | None = None,
+    ) -> None:
+        """`root` is the open directory right above, when what is inside that is wanted."""
         self.fd = -1
         self._users = 0
         self._closed = False
@@ -89,11 +96,20 @@ class Directory:
         self._text = str(self.path)  # joining paths costs more than opening files
         if create and not self.path.exists():
             self._create()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            # The directory itself may be reached through a link; what is inside may not.
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if root is None:
+                # The directory itself may be reached through a link; what is inside may not.
+                self.fd = os.open(self.path, flags)
+            else:
+                with root as above:
+                    self.fd = os.open(self.path.name, flags | os.O_NOFOLLOW, dir_fd=above)
         except NotADirectoryError:
             raise NotALogError(f"{self.path} is not a directory") from None
+
+    def below(self, name: str) -> Directory:
+        """A directory in this one, wherever the process has gone since this was opened."""
+        return Directory(f"{self._text}/{name}", root=self)
 
     def _create(self) -> None:
         missing = [self.path]

@@ -229,7 +229,8 @@ class Partition:
     @classmethod
     def open_in_store(
         cls,
-        path: Path,
+        root: Directory,
+        name: str,
         *,
         lock: DirectoryLock | None,
         durability: str,
@@ -238,12 +239,12 @@ class Partition:
         claims: Claims,
         progress: RecoveryProgress | None = None,
     ) -> Partition:
-        """A partition of a Store, which holds `lock` on the directory above; None is readonly.
+        """A partition of a Store, which holds `lock` on the root; None is readonly.
 
         One that was closed cleanly sleeps until its first change: it holds one descriptor, and its
         files stay as they are.
         """
-        self = cls(Directory(path), readonly=lock is None, durability=durability, config=config,
+        self = cls(root.below(name), readonly=lock is None, durability=durability, config=config,
                    clock=clock)  # fmt: skip
         try:
             self._claims = claims

@@ -308,7 +308,8 @@ class Store(Mapping[str, Topic]):
             _make_room_for_files(self._partitions_opened + 64)
         try:
             return Partition.open_in_store(
-                self.path / f"{name}-{number}",
+                self._directory,
+                f"{name}-{number}",
                 lock=self._owner,
                 durability=self._durability,
                 config=topic.config,
@@ -317,6 +318,8 @@ class Store(Mapping[str, Topic]):
                 progress=progress,
             )
         except FileNotFoundError:
+            if self._directory.exists(f"{name}-{number}"):
+                raise
             raise FileNotFoundError(
                 errno.ENOENT,
                 "this partition's directory is gone: put it back from a copy, or delete the topic",
@@ -364,7 +367,7 @@ class Store(Mapping[str, Topic]):
 
     def _in_partition(self, name: str, number: int, act: Callable[[Directory], T]) -> T:
         """Do something in a partition's directory without opening the partition."""
-        directory = Directory(self.path / f"{name}-{number}")
+        directory = self._directory.below(f"{name}-{number}")
         try:
             return act(directory)
         finally:
@@ -539,7 +542,7 @@ class Store(Mapping[str, Topic]):
     def _make_partition(self, name: str, topic_id: uuid.UUID) -> None:
         with self._directory as fd:
             os.mkdir(name, 0o700, dir_fd=fd)
-        directory = Directory(self.path / name)
+        directory = self._directory.below(name)
         try:
             # Not one by one atomic: the catalogue says that the whole directory is being made.
             for suffix in (".log", ".index", ".timeindex"):
@@ -637,7 +640,7 @@ class Store(Mapping[str, Topic]):
                 self._remove_directory(name)
 
     def _remove_directory(self, name: str) -> None:
-        directory = Directory(self.path / name)
+        directory = self._directory.below(name)
         try:
             for inside in directory.names():
                 directory.unlink(inside)

@@ -285,6 +285,37 @@ def test_partitions_made_alone_become_a_store(tmp_path: Path) -> None:
         assert values(log) == [b"orders-1", b"more"]
 
 
+def test_a_store_stays_where_it_is_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with logstore.open("data", durability="os") as store:
+        store.create_topic("t", 2).append(b"1", partition=0)
+        (tmp_path / "elsewhere" / "data").mkdir(parents=True)
+        monkeypatch.chdir("elsewhere")
+        store["t"].append(b"2", partition=1)
+        store.create_topic("u").append(b"3")
+        store["t"].add_partitions(1)
+        store.create_topic("v")
+        store.delete_topic("v")
+        assert store["t"][0].check() is None
+    assert os.listdir(tmp_path / "elsewhere" / "data") == []
+    with logstore.open(tmp_path / "data") as store:
+        assert [values(partition) for partition in store["t"]] == [[b"1"], [b"2"], []]
+        assert values(store["u"][0]) == [b"3"]
+
+
+def test_a_link_in_the_place_of_a_partition_is_not_followed(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    with make_store() as store:
+        store.create_topic("t").append(b"v")
+    (store.path / "t-0").rename(tmp_path / "t-0")
+    (store.path / "t-0").symlink_to(tmp_path / "t-0")
+    with make_store() as store, pytest.raises(NotALogError, match="t-0 is not a directory"):
+        store["t"][0]
+
+
 # ---- one owner ----
 
 

@@ -454,7 +454,9 @@ class Partition:
         end = self._next_offset()
         active = self._segments[-1]
         active.flush_indexes(sync=True, final=True)
-        self._producers.close(self._segments, end)
+        more = self._producers.close(self._segments, end)
+        with self._syncing:
+            self._unsynced += more
         self._directory_changes += 1
         self._commit.wait_for(end, end)
         self._sync_written()
@@ -1427,7 +1429,7 @@ class Partition:
         self._activate(new, empty_contents(base_offset))
         segment.writer = None
         self._publish((*self._segments[:-1], new))
-        self._producers.snapshot(base_offset, sync=True)  # one at the old base goes
+        self._producers.snapshot(base_offset)  # one at the old base goes
         self._delete_segments([segment])
 
     def _cut_at(self, segment: Segment, end_offset: int) -> tuple[int, bytes]:

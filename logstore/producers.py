@@ -117,8 +117,8 @@ class Producers:
         self._pending = None
         self.recompute()
         if not self._readonly:
-            if found != end and end > 0:
-                self.snapshot(end, sync=True)
+            if found != end:
+                self.snapshot(end)
             self._newest_snapshot = end
             self._remove_strays(segments, end)
 
@@ -160,7 +160,7 @@ class Producers:
                 continue
             base = segment.base_offset
             if base > since and not self._readonly and (every_base or base in late):
-                self.snapshot(base, sync=False)
+                self.snapshot(base)
             believed = []
             if base < since and base in self._indexed:
                 believed = [e for e in segment.transaction_index if e.last_offset < since]
@@ -233,30 +233,38 @@ class Producers:
 
     # ---- files ----
 
-    def snapshot(self, offset: int, *, sync: bool) -> _native.File | None:
-        """Write the state as the one at `offset`; the file, for a sync that comes later."""
-        if offset <= 0:
-            return None
-        name = segment_name(offset, ".snapshot")
-        self._directory.replace(name, self.state.encode(), sync=sync)
-        self._snapshots.add(offset)
-        self._newest_snapshot = offset
-        return None if sync else self._directory.open(name, write=True)
+    def snapshot(self, offset: int) -> None:
+        """Write the state as the one at `offset`.
 
-    def close(self, segments: Sequence[Segment], end: int) -> None:
-        """Leave the state at `end`, so that the next open need not look at the log."""
+        Not synced: one that a power cut tears or loses costs a longer replay, and nothing else.
+        """
+        if offset > 0:
+            name = segment_name(offset, ".snapshot")
+            self._directory.replace(name, self.state.encode(), sync=False)
+            self._snapshots.add(offset)
+        self._newest_snapshot = offset
+
+    def close(self, segments: Sequence[Segment], end: int) -> list[_native.File]:
+        """Leave the state at `end`, so that the next open need not look at the log.
+
+        Returns the files to sync before anyone is told that the log was closed.
+        """
         if self._newest_snapshot != end:
-            self.snapshot(end, sync=True)
-        for file in self._index_files(segments[-1]):
-            file.sync()
+            self.snapshot(end)
         self._remove_strays(segments, end)
+        return [*self._snapshot_files(end), *self._index_files(segments[-1])]
 
     def roll(self, old: Segment, base_offset: int) -> list[_native.File]:
         """Leave the state at a new segment's base; the files to sync with the old segment's."""
-        file = self.snapshot(base_offset, sync=False)
+        self.snapshot(base_offset)
         # One that says "nobody" need not be durable: without it, nobody is what is found.
-        known = [file] if file is not None and len(self.state) else []
+        known = self._snapshot_files(base_offset) if len(self.state) else []
         return [*known, *self._index_files(old)]
+
+    def _snapshot_files(self, offset: int) -> list[_native.File]:
+        if offset not in self._snapshots:
+            return []
+        return [self._directory.open(segment_name(offset, ".snapshot"), write=True)]
 
     def _index_files(self, segment: Segment) -> list[_native.File]:
         if segment.base_offset not in self._indexed:

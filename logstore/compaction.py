@@ -192,6 +192,9 @@ class Compactor:
             if report.reason:
                 return report
             report.bytes_before = sum(segment.size_bytes for segment in bounds.segments)
+            if not dry_run:
+                # An older value may only go when what supersedes it would survive a power cut.
+                self.partition.sync()
             try:
                 while bounds.first_dirty < bounds.end:
                     report.end_offset = self._run_pass(bounds, report)

@@ -285,6 +285,20 @@ def test_more_keys_than_the_map_holds_take_more_passes(make_log: MakeLog) -> Non
     check_invariants(log)
 
 
+def test_a_value_goes_only_when_the_newer_one_is_durable(make_log: MakeLog) -> None:
+    """Or a power cut could take the newer one, and compaction has taken the older."""
+    log = make_log(durability="os")
+    log.append(b"old", key=b"k")
+    log.roll()
+    log.append(b"new", key=b"k")
+    log.roll()
+    assert log.durable_offset < 2
+    durable: list[int] = []
+    report = Compactor(log, progress=lambda done, total: durable.append(log.durable_offset)).run()
+    assert report.superseded == 1
+    assert min(durable) >= report.end_offset == 2
+
+
 # ---- tombstones ----
 
 

@@ -1584,14 +1584,16 @@ class Partition:
         end = cast(int, old[-1].next_base)
         for segment in old:
             segment.retire()
-        # Before a name changes: offsets may be missing from here on, and readers must look again.
-        self._version += 1
-        self._dense_from = max(self._dense_from, end)
-        self._write_state(clean=False, sync=True)
         try:
+            # Before a name changes: offsets may be missing from here on, readers must look again.
+            self._version += 1
+            self._dense_from = max(self._dense_from, end)
+            self._write_state(clean=False, sync=True)
             plan.write(self._directory)
         except OSError:
             self._directory.unlink(SWAP_PLAN)
+            for segment in old:
+                segment.reinstate()
             raise
         try:
             plan.apply(self._directory)

@@ -454,6 +454,10 @@ class Segment:
             self._times_checked = False
             self._transactions = None
 
+    def reinstate(self) -> None:
+        """Its names stay its own after all."""
+        self._retired = False
+
     def retire(self) -> None:
         """Other files are about to take its names: whoever still holds it reads these."""
         if not self._retired:

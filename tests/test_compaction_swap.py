@@ -6,6 +6,7 @@ leave: those of the last sync of the directory, and any part of what was renamed
 
 from __future__ import annotations
 
+import errno
 import itertools
 import shutil
 import threading
@@ -494,3 +495,27 @@ def test_readers_of_other_handles_never_miss_a_newest_value(make_log: MakeLog) -
         stop.set()
         thread.join()
     assert failures == []
+
+
+def test_a_full_disk_leaves_the_log_as_it_is_and_usable(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(segment_bytes=1024)
+    fill(log)
+    before = contents(log)
+    replace = Directory.replace
+
+    def full(directory: Directory, name: str, data: bytes, *, sync: bool = True) -> None:
+        if name == SWAP_PLAN:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(directory, name, data, sync=sync)
+
+    monkeypatch.setattr(Directory, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        Compactor(log).run()
+    monkeypatch.undo()
+    assert contents(log) == before
+    assert not list(log.path.glob("*.cleaned"))
+    log.append(b"goes on", key=b"k0")
+    assert Compactor(log).run().superseded > 0
+    check_invariants(log)

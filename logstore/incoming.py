@@ -82,7 +82,7 @@ def _checked(
         _check_size(raw, config)
     elif changed is not header:
         raw = with_header(changed, raw[HEADER_BYTES:])
-    return BatchHeader.parse(raw), raw
+    return (header, raw) if changed is header else (BatchHeader.parse(raw), raw)
 
 
 def _check_size(raw: bytes, config: PartitionConfig) -> None:

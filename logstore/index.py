@@ -185,7 +185,7 @@ class TransactionIndex:
         return AbortedTransaction(*_ABORTED.unpack_from(self.entries, at)[1:])
 
     def __iter__(self) -> Iterator[AbortedTransaction]:
-        return (self[number] for number in range(len(self)))
+        return (AbortedTransaction._make(e[1:]) for e in _ABORTED.iter_unpack(self.entries))
 
     def fault(self) -> str | None:
         """Why this cannot be the index of its segment; None when nothing speaks against it."""
@@ -219,11 +219,11 @@ class TransactionIndex:
     def collect(self, start: int, stop: int) -> tuple[list[AbortedTransaction], bool]:
         """Those with data or a marker in [start, stop), and whether later segments have no more."""
         found = []
-        for number in range(self._first_ending_at(start), len(self)):
-            entry = self[number]
-            if entry.first_offset < stop:
-                found.append(entry)
-            if entry.last_stable_offset >= stop:
+        from_byte = self._first_ending_at(start) * self.ENTRY_BYTES
+        for entry in _ABORTED.iter_unpack(memoryview(self.entries)[from_byte:]):
+            if entry[2] < stop:
+                found.append(AbortedTransaction._make(entry[1:]))
+            if entry[4] >= stop:
                 return found, True
         return found, False
 
@@ -237,4 +237,5 @@ class TransactionIndex:
 
 def pack_aborted(aborted: Iterable[AbortedTransaction]) -> bytes:
     """What a C scan is told not to show: (producer id, first, last offset), sorted."""
-    return b"".join(sorted(_RANGE.pack(*entry[:3]) for entry in aborted))
+    pack = _RANGE.pack
+    return b"".join(sorted([pack(entry[0], entry[1], entry[2]) for entry in aborted]))

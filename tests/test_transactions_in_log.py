@@ -979,3 +979,33 @@ def test_a_sleeping_partition_of_a_store_knows_its_transactions(
         assert log.aborted_transactions() == [(1, 0, 1, 2)]
     with logstore.open(tmp_path / "data", readonly=True, clock=clock) as store:
         assert committed(store["orders"][0]) == [b"open"]
+
+
+def test_the_stable_offset_waits_before_a_transactions_bytes_are_there_and_until_it_is_listed(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a reader would see who looks at the worst moments of an append."""
+    log = make_log()
+    log.append(b"before")
+    producer = Producing(log, 1)
+    stable: list[tuple[str, int, int]] = []
+
+    class Watched(Reluctant):
+        def append_raw(self, data: bytes, now: int) -> bool:
+            done = bool(self._writer.append_raw(data, now))
+            stable.append(("written", log.end_offset, log.last_stable_offset))
+            return done
+
+    note = Segment.append_aborted
+
+    def watched(segment: Segment, aborted: Any) -> None:
+        stable.append(("not listed yet", log.end_offset, log.last_stable_offset))
+        note(segment, aborted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "_writer", Watched(log._writer))
+        patched.setattr(Segment, "append_aborted", watched)
+        producer.transact(b"a")
+        producer.end(commit=False)
+    assert stable == [("written", 2, 1), ("written", 3, 1), ("not listed yet", 3, 1)]
+    assert log.last_stable_offset == 3

@@ -55,6 +55,7 @@ class PartitionState:
     active_bytes: int
     active_indexes_crc: int
     first_timestamp: int  # of the active segment, for rolling by time
+    leader_epoch: int = 0  # the last that was begun here, even if a cut took its records
 
     NAME = "logstore.state"
 

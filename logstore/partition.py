@@ -69,6 +69,7 @@ from logstore.producer_state import OngoingTransaction, Origin
 from logstore.producers import Producers
 from logstore.record import Record
 from logstore.recovery import (
+    DAMAGE_MESSAGE,
     TRUNCATION_PLAN,
     Claims,
     LoadedLog,
@@ -288,7 +289,7 @@ class Partition:
             self._load_readonly(loaded)
         elif self._claims is not None and loaded.untouched:
             self._asleep = loaded
-            self._epochs, self._epoch = loaded.epochs, loaded.epochs.latest or 0
+            self._epochs, self._epoch = loaded.epochs, loaded.leader_epoch
             loaded.segments[-1].seen_end_offset = loaded.contents.next_offset
             self._commit.durable_offset = loaded.durable_offset
             self._publish(loaded.segments)
@@ -365,7 +366,7 @@ class Partition:
     def _load_epochs(self, loaded: LoadedLog) -> None:
         epochs = self._epochs = loaded.epochs
         # What was promised stays so, even if no record of that epoch is there (yet, or any more).
-        self._epoch = epochs.latest or 0
+        self._epoch = loaded.leader_epoch
         epochs.truncate_from_end(loaded.contents.next_offset)
         epochs.truncate_from_start(loaded.start_offset)
         if epochs.latest != self._epoch:
@@ -426,6 +427,7 @@ class Partition:
             active_bytes=active.size_bytes,
             active_indexes_crc=active.indexes_crc() if clean else 0,
             first_timestamp=-1 if writer is None else writer.first_timestamp,
+            leader_epoch=self._epoch,
         )
 
     def close(self) -> None:
@@ -1512,6 +1514,7 @@ class Partition:
         """
         changed = LeaderEpochs(self._epochs.entries)
         if changed.truncate_from_end(end_offset):
+            self._write_state(clean=False, sync=True)  # what was promised outlives its entry
             write_leader_epochs(self._directory, changed.entries)
             self._epochs = changed
             self._plain = False
@@ -1677,7 +1680,7 @@ class Partition:
             generation = self.generation
             try:
                 return self._get(offset)
-            except (CorruptLogError, FileNotFoundError):
+            except (CorruptLogError, FileNotFoundError, RecordNotFoundError):
                 if not self.moved_since(generation):
                     raise
 
@@ -1960,11 +1963,19 @@ class Partition:
                 state = PartitionState.read(self._directory)
                 if plan != self._plan_seen or (state and state.version != self._version):
                     self._reload()
-                elif plan != CUTTING or time.monotonic() > deadline:
+                elif plan != CUTTING:
                     break
+                elif time.monotonic() > deadline:
+                    # Its writer died, or is slow: what it has cut since we looked is no damage.
+                    before = self._shape()
+                    self._reload()
+                    return self._shape() != before
                 else:
                     time.sleep(SETTLE_SECONDS / 100)
             return self.generation != generation
+
+    def _shape(self) -> list[tuple[int, int]]:
+        return [(segment.base_offset, segment.seen_end_offset) for segment in self._segments]
 
     def _load_settled(self, progress: RecoveryProgress | None) -> LoadedLog:
         """Load beside a writer: what was changed meanwhile is loaded again.
@@ -1985,7 +1996,7 @@ class Partition:
                     progress=progress,
                     claims=self._claims,
                 )
-            except FileNotFoundError:
+            except (CorruptLogError, FileNotFoundError):
                 if not in_time:
                     raise
             else:
@@ -1993,6 +2004,8 @@ class Partition:
                 self._plan_seen = self._plan_now()
                 same = state is None or state.version == loaded.version
                 if not in_time or (same and plan == self._plan_seen != CUTTING):
+                    for damage in loaded.report.damage:
+                        log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
                     return loaded
             time.sleep(SETTLE_SECONDS / 100)
 

@@ -54,6 +54,7 @@ log = logging.getLogger("logstore.recovery")
 RecoveryProgress = Callable[[int, int], None]
 
 TRUNCATION_PLAN = "truncate.plan"
+DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 _COPY_BYTES = 1 << 20
 INT64_MAX = (1 << 63) - 1
 
@@ -126,6 +127,7 @@ class LoadedLog:
     lost_end: int = -1  # readonly: records up to here were durable and are gone
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
+    leader_epoch: int = 0  # the last that was begun
     untouched: bool = False  # as a clean close left it: nothing has to be written yet
 
 
@@ -228,6 +230,7 @@ class _Loader:
         if not epochs_known and not self.readonly:
             self.rebuild_epochs(loaded)
         loaded.epochs = self.epochs
+        loaded.leader_epoch = max(self.epochs.latest or 0, state.leader_epoch if state else 0)
         loaded.version = state.version if state else 0
         return loaded
 
@@ -570,7 +573,8 @@ class _Loader:
             contents.reason,
         )
         self.report.damage.append(damage)
-        log.warning("%s: damage at byte %d (%s), kept", damage.path, damage.position, damage.reason)
+        if not self.readonly:  # beside a writer it may be a cut: see Partition
+            log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
 
     def cut(self, segment: Segment, contents: SegmentContents, size: int) -> None:
         """Cut a torn tail off, its bytes kept aside first."""

@@ -51,7 +51,7 @@ from logstore.producers import DiscardedSnapshot
 from logstore.record import BytesColumn, Columns, Record
 from logstore.recovery import Damage, RecoveryReport, TornTail
 from logstore.retention import RetentionDecision, RetentionPolicy
-from logstore.scan import Scan, Skipped
+from logstore.scan import LocatedBatch, Scan, Skipped
 from logstore.segment import Segment
 from logstore.store import Store, StoreRecovery, open
 from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
@@ -86,6 +86,7 @@ __all__ = [
     "InvalidRecordError",
     "LeaderEpochs",
     "KeyPartitioner",
+    "LocatedBatch",
     "LockedError",
     "LogStoreError",
     "Maintenance",

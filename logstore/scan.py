@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["Scan", "Skipped"]
+__all__ = ["LocatedBatch", "Scan", "Skipped"]
 
 INT64_MAX = (1 << 63) - 1
 ROWS_MAX = 1 << 24  # a chunk has room for its rows in advance
@@ -41,6 +41,14 @@ class Skipped(NamedTuple):
     end_position: int
     offsets: range
     reason: str
+
+
+class LocatedBatch(NamedTuple):
+    """A record batch as it lies in its file."""
+
+    path: str
+    position: int
+    raw: bytes
 
 
 class Readable(Protocol):
@@ -219,9 +227,14 @@ class Scan:
 
         With isolation "read_committed", those of aborted transactions are left out.
         """
+        return (batch.raw for batch in self.located_batches())
+
+    def located_batches(self) -> Iterator[LocatedBatch]:
+        """As `batches`, with the file and the byte position of each."""
         for scan in self._segment_scans():
-            while (batch := scan.next_raw()) is not None:
-                yield batch
+            path = scan.path
+            while (raw := scan.next_raw()) is not None:
+                yield LocatedBatch(path, scan.position - len(raw), raw)
 
     # ---- how ----
 

@@ -48,7 +48,7 @@ NAMES = {
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
     *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
     *("OngoingTransaction", "TransactionIndex"),
-    *("BatchEncoder", "with_producer"),
+    *("BatchEncoder", "LocatedBatch", "with_producer"),
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
 }
 

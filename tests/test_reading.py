@@ -453,3 +453,16 @@ def test_a_chunk_of_columns_holds_one_kind_of_timestamps(make_log: MakeLog) -> N
         times = [t for chunk in chunks for t in chunk.timestamps]
         assert times == [5] * 10 + [1_000] * 11 + [6] * 3
         assert once_more.scan().to_arrow().num_rows == 24
+
+
+def test_a_located_batch_lies_where_it_says(make_log: MakeLog) -> None:
+    log = make_log(segment_bytes=1 << 14)
+    for number in range(40):
+        log.extend([b"x" * 400, b"%d" % number])
+    assert len(log.segments) > 1
+    located = list(log.scan(3, 70).located_batches())
+    assert [batch.raw for batch in located] == list(log.scan(3, 70).batches())
+    for path, position, raw in located:
+        with open(path, "rb") as file:
+            file.seek(position)
+            assert file.read(len(raw)) == raw

@@ -75,7 +75,7 @@ class Pushed:
         if type(given).__name__ == "Not":
             outcome, given = False, given.child
         kind = type(given).__name__
-        attribute = getattr(given, "attribute", ())
+        attribute = tuple(getattr(given, "attribute", ()))
         column = columns.get(attribute[0]) if len(attribute) == 1 else None
         if column is None:
             return False

@@ -91,9 +91,7 @@ def clamped(
     return Range(start, max(start, end))
 
 
-def _loss(
-    which: TopicPartition, partition: Partition, wanted: Range, low: int, high: int
-) -> str:
+def _loss(which: TopicPartition, partition: Partition, wanted: Range, low: int, high: int) -> str:
     changed = datetime.datetime.fromtimestamp(partition.path.stat().st_mtime, datetime.UTC)
     if wanted.start < low:
         first = min(low, max(wanted.end, wanted.start + 1))
@@ -147,9 +145,8 @@ def _at_time(
     if starting and found == end and not options.latest_without_match:
         raise OptionError(
             bound.option,
-            f"{which} has no record at or after {when} ms "
-            f"({datetime.datetime.fromtimestamp(when / 1000, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}); "
-            f"choose an earlier time, or set startingOffsetsByTimestampStrategy to latest",
+            f"{which} has no record at or after {when} ms; choose an earlier time, or set "
+            f"startingOffsetsByTimestampStrategy to latest",
         )
     return found
 

@@ -162,7 +162,7 @@ class SourceOptions:
 def _known(given: Mapping[str, str]) -> dict[str, str]:
     """The options by the names they have in the documentation."""
     names = {name.lower(): name for name in (*SOURCE_OPTIONS, *CLIENT_OPTIONS)}
-    options = {}
+    options: dict[str, str] = {}
     for name, value in given.items():
         lower = name.lower()
         if lower == "kafka.bootstrap.servers":
@@ -213,9 +213,7 @@ def _subscription(
     given = [name for name in ("subscribe", "subscribePattern", "assign") if name in options]
     if len(given) > 1:
         raise OptionError(given[1], f"cannot be used with {given[0]}: leave one of them out")
-    topics = tuple(
-        name.strip() for name in options.get("subscribe", "").split(",") if name.strip()
-    )
+    topics = tuple(name.strip() for name in options.get("subscribe", "").split(",") if name.strip())
     if given == ["subscribe"] and not topics:
         raise OptionError("subscribe", 'names no topic: write "orders,payments"')
     pattern = options.get("subscribePattern")

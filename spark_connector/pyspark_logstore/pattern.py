@@ -1,7 +1,7 @@
 """Topic patterns: Java's regular expressions, as far as Python's mean the same.
 
-``subscribePattern`` is written for Spark's Kafka source, so it is a Java pattern.  What differs only
-in spelling is translated; what Python reads differently, or not at all, is refused by name.
+``subscribePattern`` is written for Spark's Kafka source, so it is a Java pattern.  What differs in
+spelling only is translated; what Python reads differently, or not at all, is refused by name.
 """
 
 from __future__ import annotations

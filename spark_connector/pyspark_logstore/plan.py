@@ -7,6 +7,8 @@ sizes and indexes.  Splits of one partition never overlap and leave nothing out.
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -94,7 +96,9 @@ def plan(
     runs: list[tuple[TopicPartition, Range, ByteMap]] = []
     finer = options.partition_bytes_max
     if options.min_partitions is not None:
-        sizes = sum(segment.size_bytes for which in ranges for segment in partitions[which].segments)
+        sizes = sum(
+            segment.size_bytes for which in ranges for segment in partitions[which].segments
+        )
         finer = min(finer, sizes // options.min_partitions)
     for which, wanted in ranges.items():
         if not pushed.wants(which):
@@ -112,7 +116,7 @@ def plan(
         most = max(1, min(most, int(total / options.min_partitions)))
     splits = []
     for which, covered, bytes_of in runs:
-        path = str(partitions[which].path)
+        path = os.path.abspath(partitions[which].path)  # tasks may run in another directory
         for piece in _cut(covered, bytes_of, most, options.partition_records_max):
             splits.append(Split(path, which, piece))
     return splits
@@ -124,9 +128,7 @@ def _runs(
     """Neighbouring segments with the part of each that may hold wanted rows."""
     run: list[tuple[Segment, Range]] = []
     for segment in partition.segments:
-        part = Range(
-            max(wanted.start, segment.base_offset), min(wanted.end, segment.end_offset)
-        )
+        part = Range(max(wanted.start, segment.base_offset), min(wanted.end, segment.end_offset))
         if part.size > 0 and pushed.timed:
             part = _in_time(segment, part, pushed, first=not run)
         if part.size > 0:
@@ -164,16 +166,16 @@ def _cut(
     """A range in pieces of about equal bytes, none above either bound."""
     first, last = bytes_of.position(covered.start), bytes_of.position(covered.end)
     count = max(1, min(covered.size, -int(-(last - first) // bytes_max)))
-    cuts = {
-        bytes_of.offset(first + (last - first) * number / count) for number in range(1, count)
-    }
-    edges = [covered.start, *sorted(c for c in cuts if covered.start < c < covered.end), covered.end]
-    for start, end in zip(edges, edges[1:], strict=False):
+    cuts = {bytes_of.offset(first + (last - first) * number / count) for number in range(1, count)}
+    edges = [
+        covered.start,
+        *sorted(c for c in cuts if covered.start < c < covered.end),
+        covered.end,
+    ]
+    for start, end in itertools.pairwise(edges):
         pieces = 1 if records_max is None else -(-(end - start) // records_max)
         for number in range(pieces):
             yield Range(
                 start + (end - start) * number // pieces,
                 start + (end - start) * (number + 1) // pieces,
             )
-
-

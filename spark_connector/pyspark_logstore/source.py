@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
 
 __all__ = ["LogstoreDataSource"]
 
@@ -14,3 +20,24 @@ class LogstoreDataSource(DataSource):
     def name(cls) -> str:
         """What users write in ``format()``."""
         return "logstore"
+
+    def schema(self) -> StructType:
+        """The columns when the user gave no schema."""
+        from pyspark_logstore.options import SourceOptions
+        from pyspark_logstore.schema import source_schema
+
+        return source_schema(SourceOptions.parse(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``."""
+        from pyspark_logstore.batch import BatchReader
+        from pyspark_logstore.options import SourceOptions
+
+        return BatchReader(SourceOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For ``spark.readStream``."""
+        from pyspark_logstore.options import SourceOptions
+        from pyspark_logstore.stream import StreamReader
+
+        return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)

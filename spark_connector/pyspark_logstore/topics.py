@@ -125,8 +125,7 @@ class Subscription:
         OptionError for a topic or a partition that was named and is not there.
         """
         if self._alone is not None:
-            ((topic, (number,)),) = self._assigned.items()
-            return {TopicPartition(topic, number): self._alone}
+            return {TopicPartition(self._alone.topic, self._alone.number): self._alone}
         found: dict[TopicPartition, Partition] = {}
         for topic in self._subscribed():
             wanted = self._assigned.get(topic.name)

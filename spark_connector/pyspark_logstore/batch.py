@@ -1,0 +1,76 @@
+"""BatchReader: what ``spark.read`` uses.
+
+The driver makes one in a process of its own, which plans and sends the splits away; tasks get a
+pickled copy for reading.  So it holds plain values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from pyspark_logstore.filters import Pushed
+from pyspark_logstore.offsets import resolve
+from pyspark_logstore.options import SourceOptions
+from pyspark_logstore.plan import Split, plan
+from pyspark_logstore.reading import read_split
+from pyspark_logstore.schema import check_schema
+from pyspark_logstore.topics import Subscription
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+__all__ = ["BatchReader"]
+
+
+class _PushFilters:
+    """`BatchReader.pushFilters`, in a form that Spark accepts with push-down switched off.
+
+    Spark refuses to plan for a reader that overrides the method unless push-down is on, which it is
+    not by default.  It looks at the function behind the method; asked when push-down is off, this
+    one is the function that is inherited.
+    """
+
+    __func__ = getattr(DataSourceReader, "pushFilters", None)  # Spark 4.0 has none
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.push(filters)
+
+
+class BatchReader(DataSourceReader):
+    """Reads a range of each partition, once."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._columns = check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._pushed = Pushed()
+
+    @property
+    def pushFilters(self) -> Any:
+        """Spark calls this only with ``spark.sql.python.filterPushdown.enabled``."""
+        return _PushFilters(self)
+
+    def push(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what narrows the scan exactly; return what Spark must still do."""
+        return self._pushed.push(filters, self._columns)
+
+    def partitions(self) -> list[InputPartition]:
+        """The splits.  Reads names, sizes and indexes."""
+        with Subscription(self._options) as subscription:
+            partitions = subscription.partitions()
+            ranges = resolve(self._options, partitions)
+            return list(plan(ranges, partitions, self._options, self._pushed))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split; in a task."""
+        if not isinstance(partition, Split):
+            return iter(())  # Spark makes one task of its own when there is no split
+        return read_split(partition, self._schema, self._options, self._pushed)

@@ -172,7 +172,7 @@ def split(data: bytes | memoryview) -> Iterator[tuple[BatchHeader, bytes]]:
         at += header.size_bytes
 
 
-def verify(header: BatchHeader, raw: bytes) -> None:
+def verify(header: BatchHeader, raw: bytes | memoryview) -> None:
     """Raise InvalidRecordError unless the checksum of the whole batch is right."""
     crc = _native.crc32c(memoryview(raw)[AT_ATTRIBUTES:])
     if crc != header.crc:
@@ -207,6 +207,7 @@ def with_producer(
     header = BatchHeader.parse(raw)
     if header.size_bytes != len(raw):
         raise InvalidRecordError(f"{len(raw)} bytes, but the batch takes {header.size_bytes}")
+    verify(header, raw)  # a new checksum must not make damage look sound
     attributes = header.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
     changed = dataclasses.replace(
         header,

@@ -155,3 +155,5 @@ def test_a_batch_of_a_producer_is_appended_once(tmp_path: Path) -> None:
         log.check()
     with pytest.raises(InvalidRecordError, match="takes"):
         with_producer(raw + b"x", producer_id=1, producer_epoch=0, base_sequence=0)
+    with pytest.raises(InvalidRecordError, match="damaged"):
+        with_producer(raw[:-1] + b"x", producer_id=1, producer_epoch=0, base_sequence=0)

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 __all__ = ["LogstoreDataSource"]
@@ -41,3 +46,19 @@ class LogstoreDataSource(DataSource):
         from pyspark_logstore.stream import StreamReader
 
         return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
+
+    # ---- sinks ----
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For ``df.write``."""
+        from pyspark_logstore.sink import BatchSink
+        from pyspark_logstore.sink_options import SinkOptions
+
+        return BatchSink(SinkOptions.parse(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For ``df.writeStream``."""
+        from pyspark_logstore.sink import StreamSink
+        from pyspark_logstore.sink_options import SinkOptions
+
+        return StreamSink(SinkOptions.parse(self.options), schema, overwrite)

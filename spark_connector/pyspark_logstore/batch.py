@@ -6,8 +6,9 @@ pickled copy for reading.  So it holds plain values only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -24,24 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchReader"]
+__all__ = ["BatchReader", "PushDownReader", "reader_class"]
 
-
-class _PushFilters:
-    """`BatchReader.pushFilters`, in a form that Spark accepts with push-down switched off.
-
-    Spark refuses to plan for a reader that overrides the method unless push-down is on, which it is
-    not by default.  It looks at the function behind the method; asked when push-down is off, this
-    one is the function that is inherited.
-    """
-
-    __func__ = getattr(DataSourceReader, "pushFilters", None)  # Spark 4.0 has none
-
-    def __init__(self, reader: BatchReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._reader.push(filters)
+PUSH_DOWN_PROCESS = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class BatchReader(DataSourceReader):
@@ -52,15 +38,6 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._pushed = Pushed()
-
-    @property
-    def pushFilters(self) -> Any:
-        """Spark calls this only with ``spark.sql.python.filterPushdown.enabled``."""
-        return _PushFilters(self)
-
-    def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what narrows the scan exactly; return what Spark must still do."""
-        return self._pushed.push(filters, self._columns)
 
     def partitions(self) -> list[InputPartition]:
         """The splits.  Reads names, sizes and indexes."""
@@ -74,3 +51,23 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, Split):
             return iter(())  # Spark makes one task of its own when there is no split
         return read_split(partition, self._schema, self._options, self._pushed)
+
+
+class PushDownReader(BatchReader):
+    """The same, for a process that hands filters down.
+
+    Spark refuses to plan for a reader that has this method while push-down is switched off, as it
+    is by default; then `reader_class` chooses the other one.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what narrows the scan exactly; return what Spark must still do."""
+        return self._pushed.push(filters, self._columns)
+
+
+def reader_class() -> type[BatchReader]:
+    """The reader for this process: Spark hands filters down in one that runs nothing else."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if PUSH_DOWN_PROCESS in sys.modules or getattr(main, "name", None) == PUSH_DOWN_PROCESS:
+        return PushDownReader
+    return BatchReader

@@ -11,7 +11,7 @@ import re
 __all__ = ["java_pattern"]
 
 # \d, \w and friends mean ASCII in Java, hence re.ASCII below.
-SAME_ESCAPES = frozenset("dDwWsSbBAtnrf0123456789xu")
+SAME_ESCAPES = frozenset("dDwWsSbBAtnrf123456789xu")
 GROUPS = re.compile(r"\(\?(?:[:=!>]|<[=!]|<[A-Za-z][A-Za-z0-9]*>)")
 
 

@@ -35,10 +35,10 @@ class LogstoreDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
-        from pyspark_logstore.batch import BatchReader
+        from pyspark_logstore.batch import reader_class
         from pyspark_logstore.options import SourceOptions
 
-        return BatchReader(SourceOptions.parse(self.options), schema)
+        return reader_class()(SourceOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""

@@ -38,9 +38,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark_logstore import local_session
 
     # The directory is on the path of every process Spark starts, as site-packages would be: it
-    # finds the package there by its name.
+    # finds the package there by its name.  The root is there for sources that are made in tests.
     known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(CONNECTOR), *([known] if known else [])])
+    paths = [str(CONNECTOR), str(CONNECTOR.parent), *([known] if known else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     scratch = tmp_path_factory.mktemp("spark")
     session = local_session(

@@ -36,6 +36,7 @@ __all__ = [
     "CodecUnavailableError",
     "compress",
     "decompress",
+    "is_default_lz4",
 ]
 
 NONE: Final = 0
@@ -326,9 +327,14 @@ class _Lz4Frame(NamedTuple):
 
 def _lz4_compress(payload: Buffer, level: int | None) -> bytes:
     level = _check_level(LZ4, level, range(1, 18))
-    if level is None or level == _LZ4_DEFAULT_LEVEL:
+    if is_default_lz4(LZ4, level):
+        _lz4_block()
+        framed = _native.lz4_frame(payload)
+        if framed is not None:
+            return framed
         how: dict[str, Any] = {"store_size": False}
     else:
+        assert level is not None
         level = max(_LZ4_HC_MIN, min(level, _LZ4_HC_MAX))
         how = {"mode": "high_compression", "compression": level, "store_size": False}
     compress_block = _lz4_block().compress
@@ -484,12 +490,12 @@ def _lz4() -> Any:
 def _lz4_block() -> Any:
     import lz4.block
 
-    _lend_lz4_decode(lz4.block)
+    _lend_lz4(lz4.block)
     return lz4.block
 
 
-def _lend_lz4_decode(block: Any) -> None:
-    """Let scans call the library's C function themselves, where its extension exports it.
+def _lend_lz4(block: Any) -> None:
+    """Let scans and writers call the library's C functions, where its extension exports them.
 
     That spares them the interpreter and two copies for every batch.  Without it nothing is lost but
     that: they come here as for any other codec.
@@ -497,12 +503,17 @@ def _lend_lz4_decode(block: Any) -> None:
     import ctypes
 
     try:
-        function = ctypes.PyDLL(block._block.__file__).LZ4_decompress_safe
+        library = ctypes.PyDLL(block._block.__file__)
+        functions = (library.LZ4_decompress_safe, library.LZ4_compress_default)
     except (AttributeError, OSError):
         return
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    if address:
-        _native.lend_lz4_decode(address)
+    decode, encode = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
+    _native.lend_lz4(decode or 0, encode or 0)
+
+
+def is_default_lz4(codec: int, level: int | None) -> bool:
+    """Whether this is lz4 as Kafka does it when no level is given."""
+    return codec == LZ4 and level in (None, _LZ4_DEFAULT_LEVEL)
 
 
 # ------------------------------------------------------------------------------------------ zstd

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from logstore import _native, codecs
+from logstore import _native
 from logstore.config import ConfigError, PartitionConfig
 from logstore.record import BytesColumn
-from logstore.writer import buffer_sizes, codec_number
+from logstore.writer import buffer_sizes, codec_number, packing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,20 +45,13 @@ class BatchEncoder(_native.Builder):
         if batch_bytes <= 0:
             raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
         codec = codec_number(compression, settings)
-
-        def compress(number: int, payload: memoryview) -> bytes:
-            return codecs.compress(number, payload, compression_level)
-
-        if codec or compression_level is not None:
-            compress(codec, memoryview(b""))  # a missing package or a bad level shows now
         return super().__new__(
             cls,
             **buffer_sizes(settings, batch_bytes, ARENA_BYTES, codec),
-            codec=codec,
+            **packing(settings, codec, compression_level),
             before_max_ms=settings.message_timestamp_before_max_ms,
             after_max_ms=settings.message_timestamp_after_max_ms,
             clock=None,
-            compress=compress,
         )
 
     def __init__(

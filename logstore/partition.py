@@ -83,7 +83,7 @@ from logstore.retention import ClockGuard, RetentionDecision, RetentionPolicy
 from logstore.scan import Scan
 from logstore.segment import Segment, SegmentContents, decompress, empty_contents
 from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
-from logstore.writer import Writer, buffer_sizes, codec_number, compressor
+from logstore.writer import Writer, buffer_sizes, codec_number, packing
 
 __all__ = ["Partition"]
 
@@ -715,11 +715,10 @@ class Partition:
             return self._spare.pop()
         batches = _Batches(
             **buffer_sizes(self._config, self._config.max_message_bytes, EXTEND_BYTES, self._codec),
-            codec=self._codec,
+            **packing(self._config, self._codec),
             before_max_ms=self._config.message_timestamp_before_max_ms,
             after_max_ms=self._config.message_timestamp_after_max_ms,
             clock=self._ask_time,
-            compress=compressor(self._config),
         )
         batches.full = []
         return batches

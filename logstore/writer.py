@@ -16,13 +16,13 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from logstore import _native, codecs
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
 
-__all__ = ["Writer", "buffer_sizes", "codec_number", "compressor"]
+__all__ = ["Writer", "buffer_sizes", "codec_number", "packing"]
 
 WRITE_BYTES = 1 << 19  # handed over in one system call
 
@@ -48,21 +48,27 @@ def codec_number(name: str | None, config: PartitionConfig) -> int:
     return codecs.CODECS[name]
 
 
-def compressor(
-    config: PartitionConfig, level: int | None = None
-) -> Callable[[int, memoryview], bytes]:
-    """Compresses a batch: as hard as `level` says, else as the configuration does for its codec."""
+def packing(config: PartitionConfig, codec: int, level: int | None = None) -> dict[str, Any]:
+    """How a builder compresses: as hard as `level` says, else as the configuration does.
+
+    Raises what a missing package or a bad level raises: now, and not when a batch is full.
+    """
     levels = {number: config.compression_level(name) for name, number in codecs.CODECS.items()}
+    if level is not None:
+        levels = dict.fromkeys(levels, level)
 
-    def compress(codec: int, payload: memoryview) -> bytes:
-        return codecs.compress(codec, payload, levels[codec] if level is None else level)
+    def compress(number: int, payload: memoryview) -> bytes:
+        return codecs.compress(number, payload, levels[number])
 
-    return compress
+    if codec or level is not None:
+        compress(codec, memoryview(b""))
+    lent = codecs.is_default_lz4(codec, levels[codec])
+    return {"codec": codec, "compress": compress, "lent_lz4": lent}
 
 
 def buffer_sizes(
     config: PartitionConfig, batch_bytes: int, write_bytes: int, codec: int
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Sizes of a builder whose contents always fit into one segment, and can be read again."""
     largest = min(config.max_message_bytes, config.segment_bytes)
     if codec:
@@ -100,18 +106,13 @@ class Writer(_native.Builder):
         if linger is not None and linger <= 0:
             raise ConfigError(f"linger must be positive seconds or None, not {linger}")
         codec = codec_number(compression, config)
-
-        compress = compressor(config, compression_level)
-        if codec or compression_level is not None:
-            compress(codec, memoryview(b""))  # a missing package or a bad level shows now
         return super().__new__(
             cls,
             **buffer_sizes(config, batch_bytes, WRITE_BYTES, codec),
-            codec=codec,
+            **packing(config, codec, compression_level),
             before_max_ms=config.message_timestamp_before_max_ms,
             after_max_ms=config.message_timestamp_after_max_ms,
             clock=clock,
-            compress=compress,
         )
 
     def __init__(

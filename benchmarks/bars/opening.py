@@ -78,7 +78,9 @@ def open_stores(bench: Bench) -> Iterator[Figure]:
         bench.progress.step("creating topics")
         write_topics(home / "store", topics)
         bench.workspace.settle()
-        for what, touch in (("open", False), ("open, every end_offset", True)):
+        # The bar is that of opening; asking every partition for its end opens each of them as well,
+        # which is shown with a bound of its own.
+        for what, touch, bound in (("open", False, 3.0), ("open, every end_offset", True, 10.0)):
             rates = bench.race(
                 {
                     OURS: partial(store_open_rate, home / "store", touch),
@@ -90,7 +92,7 @@ def open_stores(bench: Bench) -> Iterator[Figure]:
                 f"{what}, {topics} topics of {PARTITIONS}",
                 {name: 1e3 / rate for name, rate in rates.items()},
                 against="scandir+stat",
-                limit=at_most(3.0),
+                limit=at_most(bound),
                 unit="ms",
             )
 

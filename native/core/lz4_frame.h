@@ -12,6 +12,15 @@
 /* LZ4_decompress_safe: bytes written, or negative. */
 typedef int (*ls_lz4_decode)(const char *source, char *target, int size, int capacity);
 
+/* LZ4_compress_default: bytes written, or 0 when they do not fit. */
+typedef int (*ls_lz4_encode)(const char *source, char *target, int size, int capacity);
+
+/* The room that ls_lz4_frame_make needs for `size` bytes. */
+size_t ls_lz4_frame_room(size_t size);
+
+/* Puts `size` bytes into a frame, blocks that do not get smaller as they are; the frame's size. */
+size_t ls_lz4_frame_make(const uint8_t *source, size_t size, ls_lz4_encode encode, uint8_t *frame);
+
 /* The most that the blocks can hold, every length checked; -1 for another kind of frame. */
 int64_t ls_lz4_frame_bound(const uint8_t *frame, size_t size);
 

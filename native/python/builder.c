@@ -7,6 +7,7 @@
  * When the arena is full the subclass's _hand_over() is called; it takes the arena away with
  * take(), which is atomic under the GIL, so other threads may go on appending meanwhile.
  */
+#include "memory.h"
 #include "module.h"
 
 #include <string.h>
@@ -15,14 +16,14 @@ static PyObject *builder_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 {
     static char *names[] = {"batch_bytes",   "batch_bytes_max", "arena_bytes", "codec",
                             "before_max_ms", "after_max_ms",    "clock",       "compress",
-                            NULL};
+                            "lent_lz4",      NULL};
     Py_ssize_t batch_bytes, batch_bytes_max, arena_bytes;
     long long before_max_ms = INT64_MAX, after_max_ms = INT64_MAX;
-    int codec = 0;
+    int codec = 0, lent_lz4 = 0;
     PyObject *clock = Py_None, *compress = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$nnniLLOO:Builder", names, &batch_bytes,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$nnniLLOOp:Builder", names, &batch_bytes,
                                      &batch_bytes_max, &arena_bytes, &codec, &before_max_ms,
-                                     &after_max_ms, &clock, &compress)) {
+                                     &after_max_ms, &clock, &compress, &lent_lz4)) {
         return NULL;
     }
     if (batch_bytes <= 0 || batch_bytes_max < LS_BATCH_HEADER_BYTES || arena_bytes <= 0 ||
@@ -44,6 +45,7 @@ static PyObject *builder_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->after_max_ms = after_max_ms;
     self->generation = module->fork_generation;
     self->codec = (uint8_t)codec;
+    self->lent_lz4 = lent_lz4 != 0;
     return (PyObject *)self;
 }
 
@@ -594,6 +596,50 @@ done:
 
 /* ---- handing over ---- */
 
+/* The records of one sealed batch by the codec's Python function.  False: raised. */
+static bool put_compressed(BuilderObject *self, ls_builder *packed, const uint8_t *batch, size_t size)
+{
+    PyObject *view = PyMemoryView_FromMemory((char *)(uintptr_t)batch + LS_BATCH_HEADER_BYTES,
+                                             (Py_ssize_t)(size - LS_BATCH_HEADER_BYTES), PyBUF_READ);
+    PyObject *bytes =
+        view == NULL ? NULL : PyObject_CallFunction(self->compress, "iO", (int)self->codec, view);
+    Py_XDECREF(view);
+    bool ok = false;
+    if (bytes == NULL) {
+        return false;
+    }
+    if (!PyBytes_Check(bytes)) {
+        PyErr_SetString(PyExc_TypeError, "compress must return bytes");
+    } else if (ls_builder_put_batch(packed, batch, (const uint8_t *)PyBytes_AS_STRING(bytes),
+                                    (size_t)PyBytes_GET_SIZE(bytes)) != LS_OK) {
+        PyErr_NoMemory();
+    } else {
+        ok = true;
+    }
+    Py_DECREF(bytes);
+    return ok;
+}
+
+/* The same for lz4 by the library's own function.  False: raised. */
+static bool put_lz4(BuilderObject *self, ls_builder *packed, const uint8_t *batch, size_t size)
+{
+    size_t plain = size - LS_BATCH_HEADER_BYTES;
+    ls_lz4_encode encode = self->module->lz4_encode;
+    uint8_t *frame = ls_memory_take(ls_lz4_frame_room(plain));
+    ls_code code = frame == NULL ? LS_E_NO_MEMORY : LS_OK;
+    if (code == LS_OK) {
+        Py_BEGIN_ALLOW_THREADS         /* the arena is private, and so are frame and packed */
+        size_t made = ls_lz4_frame_make(batch + LS_BATCH_HEADER_BYTES, plain, encode, frame);
+        code = ls_builder_put_batch(packed, batch, frame, made);
+        Py_END_ALLOW_THREADS
+    }
+    ls_memory_give(frame);
+    if (code != LS_OK) {
+        PyErr_NoMemory();
+    }
+    return code == LS_OK;
+}
+
 /* Compresses the batches of a private arena one by one; `self` is not known to other threads. */
 static bool compress_arena(BuilderObject *self)
 {
@@ -604,24 +650,8 @@ static bool compress_arena(BuilderObject *self)
     for (size_t at = 0; ok && at < arena->size;) {
         const uint8_t *batch = arena->data + at;
         size_t size = (size_t)ls_load_i32(batch + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;
-        PyObject *view = PyMemoryView_FromMemory((char *)arena->data + at + LS_BATCH_HEADER_BYTES,
-                                                 (Py_ssize_t)(size - LS_BATCH_HEADER_BYTES),
-                                                 PyBUF_READ);
-        PyObject *bytes =
-            view == NULL ? NULL
-                         : PyObject_CallFunction(self->compress, "iO", (int)self->codec, view);
-        Py_XDECREF(view);
-        if (bytes == NULL) {
-            ok = false;
-        } else if (!PyBytes_Check(bytes)) {
-            PyErr_SetString(PyExc_TypeError, "compress must return bytes");
-            ok = false;
-        } else if (ls_builder_put_batch(&packed, batch, (const uint8_t *)PyBytes_AS_STRING(bytes),
-                                        (size_t)PyBytes_GET_SIZE(bytes)) != LS_OK) {
-            PyErr_NoMemory();
-            ok = false;
-        }
-        Py_XDECREF(bytes);
+        bool lent = self->lent_lz4 && self->codec == LS_CODEC_LZ4 && self->module->lz4_encode != NULL;
+        ok = lent ? put_lz4(self, &packed, batch, size) : put_compressed(self, &packed, batch, size);
         at += size;
     }
     if (ok) {
@@ -653,6 +683,7 @@ static PyObject *builder_take(BuilderObject *self, PyObject *list)
     taken->module = self->module;
     taken->compress = Py_XNewRef(self->compress);
     taken->codec = self->codec;
+    taken->lent_lz4 = self->lent_lz4;
     taken->generation = self->generation;
     taken->arena_bytes = self->arena_bytes;
     ls_builder_init(&taken->arena, self->arena.batch_bytes, self->arena.batch_bytes_max);

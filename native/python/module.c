@@ -1,4 +1,5 @@
 /* logstore._native: module state, the status translator, and the list of what the module holds. */
+#include "memory.h"
 #include "module.h"
 
 #include <string.h>
@@ -111,16 +112,51 @@ static PyObject *fork_generation(PyObject *self, PyObject *Py_UNUSED(unused))
     return PyLong_FromUnsignedLong(module->fork_generation);
 }
 
-/* lend_lz4_decode(address): the address of LZ4_decompress_safe in a library that stays loaded. */
-static PyObject *lend_lz4_decode(PyObject *self, PyObject *arg)
+/* lend_lz4(decode, encode): addresses of LZ4_decompress_safe and LZ4_compress_default in a library
+ * that stays loaded; 0 takes one back. */
+static PyObject *lend_lz4(PyObject *self, PyObject *args)
 {
-    void *address = PyLong_AsVoidPtr(arg);
-    if (address == NULL && PyErr_Occurred()) {
+    PyObject *numbers[2];
+    if (!PyArg_ParseTuple(args, "OO:lend_lz4", &numbers[0], &numbers[1])) {
+        return NULL;
+    }
+    void *decode = PyLong_AsVoidPtr(numbers[0]);
+    void *encode = PyLong_AsVoidPtr(numbers[1]);
+    if (PyErr_Occurred()) {
         return NULL;
     }
     ls_module *module = PyModule_GetState(self);
-    memcpy(&module->lz4_decode, &address, sizeof address);
+    memcpy(&module->lz4_decode, &decode, sizeof decode);
+    memcpy(&module->lz4_encode, &encode, sizeof encode);
     Py_RETURN_NONE;
+}
+
+/* lz4_frame(data) -> bytes: Kafka's frame around it by the lent function; None when there is none. */
+static PyObject *lz4_frame(PyObject *self, PyObject *arg)
+{
+    ls_module *module = PyModule_GetState(self);
+    ls_lz4_encode encode = module->lz4_encode;
+    Py_buffer data;
+    if (encode == NULL) {
+        Py_RETURN_NONE;
+    }
+    if (PyObject_GetBuffer(arg, &data, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    uint8_t *frame = ls_memory_take(ls_lz4_frame_room((size_t)data.len));
+    if (frame == NULL) {
+        PyErr_NoMemory();
+    } else {
+        size_t made;
+        Py_BEGIN_ALLOW_THREADS         /* the exported buffer pins the bytes */
+        made = ls_lz4_frame_make(data.buf, (size_t)data.len, encode, frame);
+        Py_END_ALLOW_THREADS
+        result = PyBytes_FromStringAndSize((const char *)frame, (Py_ssize_t)made);
+        ls_memory_give(frame);
+    }
+    PyBuffer_Release(&data);
+    return result;
 }
 
 static PyObject *crc32c(PyObject *Py_UNUSED(self), PyObject *args)
@@ -199,8 +235,10 @@ static PyMethodDef module_functions[] = {
     {"crc32c", crc32c, METH_VARARGS, PyDoc_STR("crc32c(data, crc=0): CRC-32C, continued from crc.")},
     {"after_fork_in_child", after_fork_in_child, METH_NOARGS,
      PyDoc_STR("Declares all handles of the parent process dead.")},
-    {"lend_lz4_decode", lend_lz4_decode, METH_O,
-     PyDoc_STR("lend_lz4_decode(address): LZ4_decompress_safe, for scans to call without Python.")},
+    {"lz4_frame", lz4_frame, METH_O,
+     PyDoc_STR("lz4_frame(data): Kafka's lz4 frame by the lent function, or None without one.")},
+    {"lend_lz4", lend_lz4, METH_VARARGS,
+     PyDoc_STR("lend_lz4(decode, encode): lz4's own functions, to be called without Python.")},
     {"fork_generation", fork_generation, METH_NOARGS,
      PyDoc_STR("A number that differs between a process and its forked children.")},
     {NULL, NULL, 0, NULL},

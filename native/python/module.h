@@ -44,7 +44,8 @@ typedef struct {
     PyObject *keywords[4];             /* interned: value, key, headers, timestamp */
     /* Bumped in a child process: handles of the parent are dead there. */
     unsigned fork_generation;
-    ls_lz4_decode lz4_decode;          /* the lz4 package's own function, or NULL */
+    ls_lz4_decode lz4_decode;          /* the lz4 package's own functions, or NULL */
+    ls_lz4_encode lz4_encode;
 } ls_module;
 
 ls_module *ls_module_of_type(PyTypeObject *type);
@@ -141,6 +142,7 @@ typedef struct {
     uint64_t now_until;                /* cycle count up to which now_ms holds */
     uint64_t now_since;
     uint8_t codec;
+    bool lent_lz4;                     /* lz4 as hard as Kafka does it by default: ours to do */
     bool closed;
 } BuilderObject;
 

@@ -283,6 +283,34 @@ static size_t put_frame(uint8_t *frame, const uint32_t *words, size_t count)
     return at;
 }
 
+/* "Compresses" what starts with a zero byte to half; all else grows by as much as it may. */
+static int halve(const char *source, char *target, int size, int capacity)
+{
+    int made = source[0] == 0 ? size / 2 : size + size / 255 + 16;
+    CHECK(made <= capacity);
+    memset(target, 0x5a, (size_t)made);
+    return made;
+}
+
+static void lz4_frames_are_made_within_their_room(void)
+{
+    enum { BLOCK = 64 << 10 };
+    for (size_t size = 0; size < 3 * BLOCK; size += size % 7 == 3 ? 20011 : 1 + size / 3) {
+        uint8_t *source = malloc(size + 1), *frame = malloc(ls_lz4_frame_room(size));
+        CHECK(source != NULL && frame != NULL);
+        memset(source, 7, size + 1);
+        if (size > BLOCK) {
+            source[BLOCK] = 0;         /* the second block gets smaller, the others are stored */
+        }
+        size_t made = ls_lz4_frame_make(source, size, halve, frame);
+        CHECK(made <= ls_lz4_frame_room(size));
+        int64_t bound = ls_lz4_frame_bound(frame, made);
+        CHECK(bound >= (int64_t)size && bound <= (int64_t)size + BLOCK);
+        free(source);
+        free(frame);
+    }
+}
+
 static void lz4_frames_are_walked_with_every_length_checked(void)
 {
     enum { BLOCK = 64 << 10 };
@@ -327,6 +355,7 @@ int main(void)
         columns_are_the_same_however_they_are_filled,
         reading_ahead_yields_every_batch,
         reading_ahead_stops_at_trouble,
+        lz4_frames_are_made_within_their_room,
         lz4_frames_are_walked_with_every_length_checked,
     };
     size_t count = sizeof tests / sizeof *tests;

@@ -111,13 +111,16 @@ class SourceOptions:
         return "read_committed" if self.committed else "read_uncommitted"
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
-        """Read what Spark hands over; OptionError for what cannot be used."""
+    def parse(cls, given: Mapping[str, str], *, streaming: bool | None = False) -> SourceOptions:
+        """Read what Spark hands over; OptionError for what cannot be used.
+
+        `streaming` is None where Spark asks for the schema, and does not say which kind it plans.
+        """
         options = _known(given)
         for name in BATCH_ONLY if streaming else ():
             if name in options:
                 raise OptionError(name, "is for batch queries; a stream has no end: leave it out")
-        for name in () if streaming else STREAM_ONLY:
+        for name in STREAM_ONLY if streaming is False else ():
             if name in options:
                 log.warning("option %s has no effect on a batch query", name)
         subscribe, pattern, assign = _subscription(options)
@@ -248,7 +251,7 @@ def _assigned(text: str | None) -> dict[str, tuple[int, ...]]:
 # ---- bounds ----
 
 
-def _starting(options: Mapping[str, str], streaming: bool) -> Bound:
+def _starting(options: Mapping[str, str], streaming: bool | None) -> Bound:
     timed = _timed(options, "starting")
     if timed is not None:
         return timed
@@ -258,7 +261,7 @@ def _starting(options: Mapping[str, str], streaming: bool) -> Bound:
     if lower == "earliest":
         return Bound(name, "earliest")
     if lower == "latest":
-        if not streaming:
+        if streaming is False:
             raise OptionError(name, "a batch cannot start at latest, it would be empty: earliest?")
         return Bound(name, "latest")
     if re.fullmatch(r"last:\d+", lower):
@@ -266,7 +269,7 @@ def _starting(options: Mapping[str, str], streaming: bool) -> Bound:
     if lower.startswith(("group:", "tag:")):
         raise OptionError(name, f"{text!r} is not available yet: use earliest, a time or offsets")
     offsets = _offsets(name, text)
-    if not streaming:
+    if streaming is False:
         for topic, numbers in offsets.items():
             for number, offset in numbers.items():
                 if offset == LATEST:

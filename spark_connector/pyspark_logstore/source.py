@@ -31,7 +31,7 @@ class LogstoreDataSource(DataSource):
         from pyspark_logstore.options import SourceOptions
         from pyspark_logstore.schema import source_schema
 
-        return source_schema(SourceOptions.parse(self.options))
+        return source_schema(SourceOptions.parse(self.options, streaming=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""

@@ -68,8 +68,8 @@ $(VENV)/.bench: $(VENV)/.where pyproject.toml
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.where pyproject.toml
-	$(SAY) pip 'installing logstore[arrow], editable'
-	@$(PIP) install 'setuptools>=77' -e '.[arrow]'
+	$(SAY) pip 'installing logstore[arrow,spark], editable'
+	@$(PIP) install 'setuptools>=77' -e '.[arrow,spark]'
 	@touch $@
 
 # ---- the extension --------------------------------------------------------------------------

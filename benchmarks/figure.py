@@ -33,12 +33,15 @@ def at_most(bound: float, unit: str = "x") -> Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """`value` is None when logstore is not installed: then only the peers were measured."""
+    """`value` is None when logstore is not installed: then only the peers were measured.
+
+    Without a limit it is shown, and not judged.
+    """
 
     name: str
     value: float | None
     unit: str
-    limit: Limit
+    limit: Limit | None = None
     peers: Mapping[str, float] = field(default_factory=dict)
     ratio: float | None = None
 
@@ -65,5 +68,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
+        if self.limit is None:
+            return None
         judged = self.ratio if self.limit.unit == "x" else self.value
         return None if judged is None else self.limit.allows(judged)

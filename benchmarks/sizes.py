@@ -27,6 +27,7 @@ class Sizes:
     growth_records: tuple[int, int]
     compaction_records: int
     compaction_keys: int
+    spark_records: int
 
 
 FULL = Sizes(
@@ -47,6 +48,7 @@ FULL = Sizes(
     growth_records=(1_000_000, 10_000_000),
     compaction_records=10_000_000,
     compaction_keys=1_000_000,
+    spark_records=4_000_000,
 )
 
 QUICK = Sizes(
@@ -67,4 +69,5 @@ QUICK = Sizes(
     growth_records=(10_000, 100_000),
     compaction_records=200_000,
     compaction_keys=20_000,
+    spark_records=200_000,
 )

@@ -28,7 +28,7 @@ def line(row: Row) -> str:
         number(figure.value),
         figure.unit,
         "-" if figure.ratio is None else f"{figure.ratio:.2f} x",
-        str(figure.limit),
+        str(figure.limit or "-"),
         {True: "met", False: "NOT MET", None: "-"}[figure.met],
         ", ".join(f"{name} {number(value)}" for name, value in figure.peers.items()),
     ).rstrip()
@@ -61,7 +61,7 @@ def write_json(path: Path, rows: Iterable[Row]) -> None:
             "unit": figure.unit,
             "peers": dict(figure.peers),
             "ratio": figure.ratio,
-            "bar": str(figure.limit),
+            "bar": None if figure.limit is None else str(figure.limit),
             "met": figure.met,
         }
         for id, figure in rows

@@ -1,4 +1,4 @@
-"""The engine at work: append, scan, columns, random access, topics, a crash and its repair.
+"""The engine at work: append, scan, columns, topics, a crash and its repair, a DataFrame.
 
     make demo          (or: python examples/demo.py [records])
 
@@ -170,6 +170,27 @@ def crash(path: Path) -> None:
     say(f"cut off and set aside: {torn.size_bytes} bytes, {torn.reason}")
 
 
+def frame(path: Path) -> None:
+    """Ends with a word instead where Spark cannot run."""
+    print("Spark")
+    try:
+        from pyspark_logstore import local_session, register
+
+        spark = local_session(spark__log__level="OFF", spark__ui__showConsoleProgress="false")
+    except (ImportError, RuntimeError) as error:
+        say(f"skipped: {error}")
+        return
+    register(spark)
+    orders = spark.read.format("logstore").option("subscribe", "orders").load(str(path))
+    orders.count()  # the first query starts the workers
+    with stopwatch() as t:
+        count = orders.count()
+    say(f"format('logstore'): {count:,} rows counted", f"{t[0] * 1e3:.0f} ms")
+    by_partition = orders.groupBy("partition").count().orderBy("partition")
+    say(f"a DataFrame by partition: {[tuple(row) for row in by_partition.collect()]}")
+    spark.stop()
+
+
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     logging.getLogger("logstore").setLevel(logging.ERROR)  # the repair is told below
@@ -179,6 +200,7 @@ def main() -> None:
         read(path / "orders-0")
         topics(path / "store")
         crash(path / "payments-0")
+        frame(path / "store")
 
 
 if __name__ == "__main__":

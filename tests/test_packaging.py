@@ -66,7 +66,8 @@ def test_the_sdist_holds_all_that_a_build_and_a_test_run_need(sdist: Path) -> No
     with tarfile.open(sdist) as tar:
         shipped = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     needed = {"setup.py", "pyproject.toml", "LICENSE", "Makefile", "logstore/py.typed"}
-    for pattern in ("native/**/*.[ch]", "logstore/**/*.py", "logstore/**/*.pyi", "tests/*.py"):
+    for pattern in ("native/**/*.[ch]", "logstore/**/*.py", "logstore/**/*.pyi", "tests/*.py",
+                    "tests/spark/*.py", "spark_connector/**/*.py"):  # fmt: skip
         needed |= {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
     assert needed - shipped == set()
     made = {name for name in shipped if name.endswith((".so", ".pyc", ".o"))}
@@ -84,12 +85,18 @@ def test_a_wheel_built_from_the_sdist_runs_in_an_empty_environment(
     assert "logstore/py.typed" in names
     assert "logstore/_native.pyi" in names
     assert any(name.startswith("logstore/_native.") and name.endswith(".so") for name in names)
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"logstore"}, "stray top level"
+    top_levels = {name.split("/")[0].split("-")[0] for name in names}
+    assert top_levels == {"logstore", "pyspark_logstore"}, "stray top level"
+    for path in (ROOT / "spark_connector" / "pyspark_logstore").rglob("*.py"):
+        assert str(path.relative_to(ROOT / "spark_connector")) in names
 
     empty = tmp_path / "empty"
     venv.create(empty, with_pip=True)
     python = empty / "bin" / "python"
     run(python, *("-m", "pip", "install", "--quiet", wheel), cwd=tmp_path)
+    # Spark looks for packages by their names, without importing them.
+    listing = "import pkgutil; print([m.name for m in pkgutil.iter_modules() if 'spark' in m.name])"
+    assert run(python, "-c", listing, cwd=tmp_path).strip() == "['pyspark_logstore']"
     output = run(python, *("-c", QUICK_START, tmp_path / "orders-0"), cwd=tmp_path)
     assert output.strip().endswith("[(0, b'alice', b'12 EUR')] 1")
 

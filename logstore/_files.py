@@ -18,13 +18,25 @@ from pathlib import Path
 from logstore import _native
 from logstore.errors import ClosedError, InvalidNameError, LockedError, NotALogError
 
-__all__ = ["Directory", "DirectoryLock", "boot_id", "parse_partition_name", "segment_name"]
+__all__ = [
+    "Directory",
+    "DirectoryLock",
+    "boot_id",
+    "directory_name",
+    "parse_partition_name",
+    "segment_name",
+]
 
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary")
 # At a root: the last owner of the whole directory closed in order.  See logstore.root.
 CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
+
+
+def directory_name(path: Path) -> str:
+    """The directory's own name, also where the path is relative or ends in a dot."""
+    return path.name or path.absolute().name
 
 
 def parse_partition_name(name: str) -> tuple[str, int]:

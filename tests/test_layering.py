@@ -32,8 +32,9 @@ ROOMS = (
         "scan",
         "writer",
         "encoder",
-        "partition",
     ),
+    *("view", "beside", "leadership", "stable"),
+    *("readable", "writable", "appendable", "rewritable", "partition"),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
     *("transactions", "groups", "replication", "kafka", "testing", "cli"),
 )

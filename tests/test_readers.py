@@ -28,7 +28,7 @@ TINY = PartitionConfig(segment_bytes=2048, index_interval_bytes=100)
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that stands still while it is looked at is not waited for."""
-    monkeypatch.setattr("logstore.partition.SETTLE_SECONDS", 0.002)
+    monkeypatch.setattr("logstore.beside.SETTLE_SECONDS", 0.002)
 
 
 def value(offset: int) -> bytes:

@@ -282,7 +282,7 @@ def test_a_time_in_the_future_is_kept_and_named() -> None:
 
 def fill(log: Partition, segments: int, *, records: int = 10, step_ms: int = DAY) -> None:
     """Sealed segments of `records` each, and one more that is active; times `step_ms` apart."""
-    clock = log._clock
+    clock = log.clock
     assert isinstance(clock, ManualClock)
     for number in range(segments):
         if number:
@@ -315,8 +315,8 @@ def test_enforcing_deletes_what_the_plan_says_and_nothing_else(dated: Partition)
 
 
 def test_when_all_is_expired_one_empty_segment_stays_at_the_end(dated: Partition) -> None:
-    assert isinstance(dated._clock, ManualClock)
-    dated._clock.advance(30 * DAY)
+    assert isinstance(dated.clock, ManualClock)
+    dated.clock.advance(30 * DAY)
     decisions = dated.enforce(RetentionPolicy(max_age_ms=DAY))
     assert going(decisions) == [0, 10, 20, 30, 40]
     assert decisions[-1].roll
@@ -346,7 +346,7 @@ def test_a_time_may_be_named_as_a_datetime_with_a_zone(dated: Partition) -> None
 
 
 def test_a_leaping_clock_empties_no_log_until_somebody_believes_it(dated: Partition) -> None:
-    clock = dated._clock
+    clock = dated.clock
     assert isinstance(clock, ManualClock)
     policy = RetentionPolicy(max_age_ms=10 * DAY)
     clock.leap(15 * 365 * DAY)
@@ -424,13 +424,13 @@ def test_looking_up_a_record_while_its_segment_goes_tells_the_start(dated: Parti
     """Between finding the segment and opening its file, another thread may have deleted it."""
     segment = dated.segments[0]
     dated.enforce(RetentionPolicy(max_records=15))
-    dated._view = ([0, *dated._view[0]], (segment, *dated._view[1]))
-    dated._start_offset = 0
+    dated._view.publish((segment, *dated.segments))
+    dated._view.start_offset = 0
     original = segment.get
 
     def late(offset: int) -> object:
-        dated._start_offset = 30
-        dated._version += 1
+        dated._view.start_offset = 30
+        dated._view.version += 1
         return original(offset)
 
     segment.get = late  # type: ignore[method-assign, assignment]

@@ -678,7 +678,7 @@ def test_a_failing_partition_does_not_keep_others_from_closing(make_store: MakeS
     for number in range(3):
         topic.append(b"v", partition=number)
     for number in (0, 2):
-        topic[number]._segments[-1].file.close()  # its fsync will fail
+        topic[number].segments[-1].file.close()  # its fsync will fail
     with pytest.raises(ExceptionGroup, match="2 errors") as raised:
         store.close()
     assert len(raised.value.exceptions) == 2

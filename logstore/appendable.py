@@ -1,0 +1,461 @@
+"""AppendableLog: how records come into the log.
+
+One at a time, many at once, through a buffered Writer, and as raw batches that were encoded
+elsewhere.  What is encoded first is written under the view's lock, and waited for without it.
+
+Three outcomes of an append, never more: an offset; an exception, and provably nothing in the log;
+or IndeterminateAppendError with the offsets in question.
+
+State: builders for reuse, which threads take and put back as they are; the writers that have to be
+closed with the log; and, under the view's lock, the last time that was stamped on a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import weakref
+from collections.abc import Iterable
+from typing import cast
+
+from logstore import _native, incoming
+from logstore.batch import BatchHeader, EndMarker
+from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.errors import (
+    ConflictError,
+    IndeterminateAppendError,
+    InterruptedAppendError,
+    InvalidRecordError,
+)
+from logstore.incoming import AppendedBatches
+from logstore.producer_state import Origin
+from logstore.record import Record
+from logstore.view import View
+from logstore.writable import WritableLog
+from logstore.writer import Writer, buffer_sizes, codec_number, packing
+
+__all__ = ["AppendableLog"]
+
+EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded bytes
+BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next batch
+NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
+
+
+class _Batches(_native.Builder):
+    """Records of one append() or extend(), on their way into the log.
+
+    What does not fit into one write waits in `full`; nothing is written before all is encoded.
+    """
+
+    full: list[_native.Builder]
+
+    def _hand_over(self) -> None:
+        self._take(self.full)
+
+
+class AppendableLog(WritableLog):
+    """A log that records are added to, by any number of threads."""
+
+    def __init__(self, view: View, durability: str) -> None:
+        super().__init__(view, durability)
+        self._last_append_time = 0
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._go_by(view.config)
+
+    # ---- settings ----
+
+    def _go_by(self, config: PartitionConfig) -> None:
+        self._append_time = config.message_timestamp_type == "LogAppendTime"
+        # Appends need no time from Python: neither an injected clock nor LogAppendTime.
+        self._plain = self._ask_time is None and not self._append_time
+        self._codec = codec_number(None, config)
+        self._spare: list[_Batches] = []  # builders hold limits and codec
+
+    def reconfigure(self, config: PartitionConfig) -> None:
+        """Take over other settings; a change of segment or index settings starts a new segment.
+
+        Writers that were made before keep theirs.
+        """
+        view = self._view
+        with view.lock:
+            view.check_usable()
+            before, view.config = view.config, config
+            self._go_by(config)
+            for segment in view.segments:
+                segment.config = config
+            if self._writer is not None and _layout(before) != _layout(config):
+                self.roll()
+
+    # ---- appending ----
+
+    def _batches(self) -> _Batches:
+        """An empty builder; they are reused, because fresh memory is slow."""
+        with contextlib.suppress(IndexError):
+            return self._spare.pop()
+        batches = _Batches(
+            **buffer_sizes(self.config, self.config.max_message_bytes, EXTEND_BYTES, self._codec),
+            **packing(self.config, self._codec),
+            before_max_ms=self.config.message_timestamp_before_max_ms,
+            after_max_ms=self.config.message_timestamp_after_max_ms,
+            clock=self._ask_time,
+        )
+        batches.full = []
+        return batches
+
+    def _write_locked(self, batches: _native.Builder) -> range:
+        """Append sealed batches behind the last record; roll first if they do not fit."""
+        self._finish_roll()
+        if self._asleep is not None:
+            self._wake_up()
+        writer = self._writer
+        if writer is None:
+            self._refuse()
+        leadership = self._leadership
+        if not leadership.noted:
+            leadership.assign(leadership.epoch, writer.next_offset)
+        append_time = self._time_of_append() if self._append_time else -1
+        now = -1 if self._ask_time is None else self._ask_time()
+        try:
+            first = writer.append(batches, leadership.epoch, append_time, now)
+            if first < 0:
+                self._roll_locked(writer.next_offset)
+                writer = cast(_native.SegmentWriter, self._writer)
+                first = writer.append(batches, leadership.epoch, append_time, now)
+                if first < 0:
+                    raise InvalidRecordError(f"{batches._size_bytes} bytes do not fit a segment")
+        except IndeterminateAppendError as error:
+            self._fail(error)  # whether its bytes are there cannot be known: no more appends
+            raise
+        if self._view.followers:
+            self._view.wake_followers()
+        return range(first, writer.next_offset)
+
+    def _time_of_append(self) -> int:
+        # A clock that steps back must not make the log's own times decrease.
+        self._last_append_time = max(self._last_append_time, self.clock.time_ms())
+        return self._last_append_time
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: int | datetime.datetime | None = None,
+        durability: str | None = None,
+        expect_offset: int | None = None,
+    ) -> int:
+        """Append one record and return its offset, once it is as durable as asked for.
+
+        With `expect_offset` it is appended at just that offset, or ConflictError is raised.
+        Raises RecordTooLargeError, InvalidRecordError, TypeError for what can never be stored;
+        DiskFullError with nothing appended; IndeterminateAppendError when it cannot be known.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        spare = self._spare  # this list, even when other settings bring a new one
+        try:
+            batches = spare.pop()
+        except IndexError:
+            batches = self._batches()
+        batches.append(value, key=key, headers=headers, timestamp=timestamp)
+        if self._codec:
+            batches._seal()
+        first = -1
+        try:
+            with self._view.lock:
+                writer = self._writer
+                leadership = self._leadership
+                if writer is not None:
+                    first = writer.next_offset
+                if expect_offset is not None:
+                    self._expect(expect_offset)
+                # The common case without another call: same as _write_locked.
+                if (
+                    writer is None
+                    or not (self._plain and leadership.noted)
+                    or writer.append(batches, leadership.epoch, -1, -1) < 0
+                ):
+                    first = self._write_locked(batches).start
+            spare.append(batches)
+            if self._view.followers:
+                self._view.wake_followers()
+            if fsync:
+                self._stable.commit.wait_for(first + 1, first)
+        except KeyboardInterrupt as interrupt:
+            if batches._records == 0:
+                raise InterruptedAppendError(offsets=range(first, first + 1)) from interrupt
+            raise
+        except IndeterminateAppendError as error:
+            self._fail(error)
+            raise
+        return first
+
+    def _expect(self, offset: int) -> None:
+        """Raise ConflictError unless the log ends there; under the lock of the append."""
+        end = self._next_offset()
+        if end != offset:
+            raise ConflictError(offset, end, where=self.name)
+
+    def extend(
+        self,
+        records: Iterable[bytes | Record],
+        *,
+        durability: str | None = None,
+        expect_offset: int | None = None,
+    ) -> range:
+        """Append many records, bytes or Record, and return their offsets.  One fsync for all.
+
+        All are encoded in memory before the first is written, so a bad record means that none is
+        appended; use `writer` for a stream.  Up to max.message.bytes they are a single batch, and
+        then all or none after a crash as well.  With `expect_offset` the first gets that offset, or
+        ConflictError is raised.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        self._view.check_usable()
+        spare = self._spare
+        batches = self._batches()
+        batches.extend(records)
+        pieces = [*batches.full, batches]
+        for piece in pieces:
+            piece._seal()
+        first = -1
+        total = sum(piece._records for piece in pieces)
+        try:
+            with self._view.lock:
+                if expect_offset is not None:
+                    self._expect(expect_offset)
+                first = self._next_offset()
+                for piece in pieces:
+                    self._write_locked(piece)
+            batches.full.clear()
+            spare.append(batches)
+            if fsync and total:
+                self._stable.commit.wait_for(first + total, first)
+        except KeyboardInterrupt as interrupt:
+            if first >= 0 and pieces[0]._records == 0 < total:
+                raise InterruptedAppendError(offsets=range(first, first + total)) from interrupt
+            raise
+        except OSError as error:
+            if len(pieces) > 1 and pieces[0]._records == 0:
+                raise IndeterminateAppendError(
+                    f"{error}, after a part of the records was written",
+                    offsets=range(first, first + total),
+                ) from error
+            raise
+        return range(first, first + total)
+
+    # ---- raw batches and transactions ----
+
+    def append_batch(
+        self, raw: bytes, *, origin: str = "leader", durability: str | None = None
+    ) -> AppendedBatches:
+        """Append raw Kafka record batches; where they are, and whether they were there before.
+
+        As "leader" they are a client's: everything in them is checked, they get offsets and leader
+        epoch here, and the batch of an idempotent producer is appended once, however often it is
+        sent: a repeated one is answered with its offsets and ``duplicate=True``.  "coordinator" is
+        the same without the rules for sequences.  As "follower" they are copied from another log:
+        offsets and epochs stay, must not go back, and may have gaps.
+
+        Raises InvalidRecordError, RecordTooLargeError, UnsupportedFormatError for what can never
+        be appended; FencedError and OutOfOrderSequenceError for a producer that has to stop or to
+        send something else first; ConflictError for a copy that does not lie behind the log's end.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        if origin == "follower":
+            return self._append_copied(bytes(raw), fsync)
+        if origin not in ("leader", "coordinator"):
+            raise ConfigError(
+                f"origin must be 'leader', 'coordinator' or 'follower', not {origin!r}"
+            )
+        batches = incoming.check_produced(bytes(raw), self.config, self.clock.time_ms())
+        with self._view.lock:
+            end = self._next_offset()
+            append_time = self._time_of_append() if self._append_time else -1
+            self._leadership.note([(self._leadership.epoch, end)])
+            data, headers = incoming.place(batches, end, self._leadership.epoch, append_time)
+            appended = self._append_raw_locked(data, headers, cast(Origin, origin), append_time)
+        return self._appended_durably(appended, fsync)
+
+    def _append_copied(self, raw: bytes, fsync: bool) -> AppendedBatches:
+        headers = incoming.check_copied(raw)
+        with self._view.lock:
+            end = self._next_offset()
+            if not headers:
+                return AppendedBatches(range(end, end), -1, False)
+            first = headers[0][0].base_offset
+            if first < end:
+                raise ConflictError(first, end, where=self.name)
+            self._allow_gaps(headers, end)
+            self._leadership.note(
+                (header.leader_epoch, header.base_offset) for header, _ in headers
+            )
+            appended = self._append_raw_locked(raw, headers, "follower", -1)
+        return self._appended_durably(appended, fsync)
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int = 0,
+        durability: str | None = None,
+    ) -> int:
+        """Append the marker that commits or aborts a producer's transaction; the marker's offset.
+
+        For who coordinates transactions.  Raises FencedError when the producer's or the
+        coordinator's epoch is older than what the log has seen.
+        """
+        fsync = self._fsync if durability is None else wants_fsync(durability)
+        if producer_id < 0 or producer_epoch < 0:
+            raise InvalidRecordError(
+                f"no transaction of producer {producer_id}, epoch {producer_epoch}"
+            )
+        marker = EndMarker(commit, coordinator_epoch)
+        with self._view.lock:
+            self._leadership.note([(self._leadership.epoch, self._next_offset())])
+            raw = marker.encode(
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                timestamp=self.clock.time_ms(),
+                base_offset=self._next_offset(),
+                leader_epoch=self._leadership.epoch,
+            )
+            headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
+            appended = self._append_raw_locked(raw, headers, "coordinator", -1)
+        return self._appended_durably(appended, fsync).offsets.start
+
+    def _append_raw_locked(
+        self,
+        data: bytes,
+        headers: list[tuple[BatchHeader, EndMarker | None]],
+        origin: Origin,
+        append_time: int,
+    ) -> AppendedBatches:
+        """Write batches that have their place, unless the producer state is against it."""
+        admission = self._view.producers.admit(headers, origin)
+        if admission.duplicate is not None:
+            span = admission.duplicate
+            return AppendedBatches(span.offsets, span.timestamp if append_time >= 0 else -1, True)
+        offsets = range(headers[0][0].base_offset, headers[-1][0].next_offset)
+        now = -1 if self._ask_time is None else self._ask_time()
+        writer = cast(_native.SegmentWriter, self._writer)
+        self._view.producers.begin(admission, offsets.stop)
+        try:
+            if not writer.append_raw(data, now):
+                self._roll_before(offsets.start)
+                writer = cast(_native.SegmentWriter, self._writer)
+                if not writer.append_raw(data, now):
+                    raise InvalidRecordError(f"{len(data)} bytes do not fit a segment")
+        except IndeterminateAppendError as error:
+            self._fail(error)
+            raise
+        except KeyboardInterrupt as interrupt:
+            if self._writer is not None and self._writer.next_offset >= offsets.stop:
+                raise InterruptedAppendError(offsets=offsets) from interrupt
+            raise
+        finally:
+            if self._writer is not None:
+                self._settle_locked(offsets)
+        if self._view.followers:
+            self._view.wake_followers()
+        return AppendedBatches(offsets, append_time, False)
+
+    def _roll_before(self, offset: int) -> None:
+        """Roll for batches that start at `offset`, at or behind the end."""
+        end = cast(_native.SegmentWriter, self._writer).next_offset
+        self._roll_locked(max(offset, end))
+        if offset > end:
+            # Readers in other processes look for a segment at the end: tell them to start over.
+            self._view.version += 1
+            self._stable.write_state(sync=False)
+
+    def _settle_locked(self, offsets: range) -> None:
+        try:
+            self._next_offset()
+        except OSError as error:
+            # The batches are in the log, but not in the index of aborted transactions: committed
+            # readers stay below, and opening again writes the index anew.
+            failure = IndeterminateAppendError(
+                f"{error} while noting an aborted transaction; close the log and open it again",
+                offsets=offsets,
+            )
+            self._fail(failure)
+            raise failure from error
+
+    def _appended_durably(self, appended: AppendedBatches, fsync: bool) -> AppendedBatches:
+        if fsync and appended.offsets:
+            # A duplicate, too: its first append may still be on its way to the disk.
+            try:
+                self._stable.commit.wait_for(appended.offsets.stop, appended.offsets.start)
+            except KeyboardInterrupt as interrupt:
+                raise InterruptedAppendError(offsets=appended.offsets) from interrupt
+            except IndeterminateAppendError as error:
+                self._fail(error)
+                raise
+        return appended
+
+    def _allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
+        """Offsets are missing in what is copied: from now on that is no sign of damage here."""
+        if self._view.dense_from >= NEVER_DENSE:
+            return
+        for header, _ in headers:
+            if header.base_offset != end:
+                break
+            end = header.next_offset
+        else:
+            return
+        # Known before the gap can be met; scans that are under way end in their own segment.
+        self._view.dense_from = NEVER_DENSE
+        self._stable.write_state(sync=True)
+        self._view.segments[-1].dense = False
+        if self._view.segments[-1].size_bytes:
+            self._roll_before(headers[0][0].base_offset)
+
+    def writer(
+        self,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        linger: float | None = 1.0,
+        durability: str | None = None,
+    ) -> Writer:
+        """A buffered writer: millions of records a second, in batches of `batch_bytes`.
+
+        `compression`: none, gzip, snappy, lz4 or zstd.  `linger`: seconds after which a partly
+        filled buffer is handed over anyway; None leaves that to `flush` and `close`.  With
+        durability="fsync", `flush` and `close` (and the linger time) end with an fsync.
+        """
+        with self._view.lock:
+            self._next_offset()
+        writer = Writer(
+            self,
+            self.config,
+            self._ask_time,
+            batch_bytes=batch_bytes,
+            compression=compression,
+            compression_level=compression_level,
+            linger=linger,
+            durability=self._durability if durability is None else durability,
+        )
+        self._writers.add(writer)
+        return writer
+
+    def write_batches(self, batches: _native.Builder) -> range:
+        """Append the batches of a builder; for Writer."""
+        batches._seal()
+        with self._view.lock:
+            return self._write_locked(batches)
+
+
+def _layout(config: PartitionConfig) -> tuple[int, ...]:
+    """What an active segment is laid out by."""
+    return (
+        config.segment_bytes,
+        config.segment_ms,
+        config.segment_jitter_ms,
+        config.segment_index_bytes,
+        config.index_interval_bytes,
+    )

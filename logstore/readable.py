@@ -1,0 +1,387 @@
+"""ReadableLog: reading an open log by offset, slice, key and time.
+
+All its state is a View, which knows the segments and keeps up with whoever writes: this room turns
+what the view shows into records.  It takes no lock but where the state of producers is asked for.
+
+What looks like damage is looked at again when the log has moved meanwhile: a cut, a trim or a
+rewritten segment may lie under a reader's feet.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import overload
+
+from logstore._files import Directory
+from logstore.clock import Clock
+from logstore.config import INT64_MAX, ConfigError, PartitionConfig
+from logstore.errors import (
+    CorruptLogError,
+    OffsetOutOfRangeError,
+    RecordNotFoundError,
+)
+from logstore.index import AbortedTransaction
+from logstore.producer_state import OngoingTransaction
+from logstore.record import Record
+from logstore.recovery import RecoveryReport
+from logstore.scan import Scan
+from logstore.segment import Segment
+from logstore.view import View
+
+__all__ = ["ReadableLog", "milliseconds"]
+
+
+def milliseconds(when: int | datetime.datetime) -> int:
+    """A time as a person gives it, in milliseconds since 1970."""
+    if isinstance(when, datetime.datetime):
+        if when.tzinfo is None:
+            raise ValueError("a datetime without a time zone is ambiguous: give it one")
+        return round(when.timestamp() * 1000)
+    if not isinstance(when, int):
+        raise TypeError(f"a time is int milliseconds or a datetime with a time zone, not {when!r}")
+    return when
+
+
+class ReadableLog:
+    """What every open log can do, whoever writes it."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.topic, self.number = view.topic, view.number
+
+    # ---- what it is ----
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._view.directory.path
+
+    @property
+    def name(self) -> str:
+        """``topic-N``."""
+        return self._view.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._view.closed
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it was opened with ``readonly=True``."""
+        return self._view.readonly
+
+    @property
+    def config(self) -> PartitionConfig:
+        """The settings it was opened with."""
+        return self._view.config
+
+    @property
+    def clock(self) -> Clock:
+        """The clock it was opened with."""
+        return self._view.clock
+
+    @property
+    def directory(self) -> Directory:
+        """The open directory; for the rooms that work on its files."""
+        return self._view.directory
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What opening found and did."""
+        return self._view.report
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that can be read."""
+        self._view.look()
+        return self._view.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """The offset the next record will get."""
+        self._view.look()
+        self._view.check_usable()
+        return self._view.segments[-1].end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """What consumers may read: without replicas, all of it."""
+        return self.end_offset
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments as they are now; the last is the one appended to."""
+        self._view.look()
+        return self._view.segments
+
+    @property
+    def dense_from(self) -> int:
+        """From this offset on none is missing, but by damage."""
+        return self._view.dense_from
+
+    # ---- transactions ----
+
+    @property
+    def last_stable_offset(self) -> int:
+        """What read_committed consumers may read: up to the oldest open transaction."""
+        end = self.end_offset  # first: a transaction that opens now lies behind it
+        return max(min(end, self._view.known_producers().unstable_offset), self._view.start_offset)
+
+    @property
+    def ongoing_transactions(self) -> list[OngoingTransaction]:
+        """Transactions that are neither committed nor aborted, oldest first.
+
+        One whose producer is gone for good holds the last stable offset back until someone aborts
+        it with `end_transaction`.
+        """
+        with self._view.lock:
+            _ = self.end_offset  # a reader looks again
+            return self._view.known_producers().state.ongoing
+
+    def aborted_transactions(
+        self, start: int | None = None, stop: int | None = None
+    ) -> list[AbortedTransaction]:
+        """Aborted transactions with records or a marker in [start, stop), by their markers."""
+        end = self.end_offset
+        first = self._view.start_offset if start is None else start
+        last = end if stop is None else stop
+        return self._view.known_producers().aborted(self._view.segments, first, last)
+
+    def producer_ends(self) -> list[tuple[int, int, int]]:
+        """(producer id, epoch, last offset of its data or -1), by id; for Compactor."""
+        with self._view.lock:
+            return [
+                (entry.producer_id, entry.epoch, entry.last_offset)
+                for entry in self._view.known_producers().state
+            ]
+
+    # ---- reading ----
+
+    def scan(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        isolation: str = "read_uncommitted",
+        follow: bool = False,
+        timeout: float | None = None,
+        max_records: int | None = None,
+        on_corrupt: str = "raise",
+    ) -> Scan:
+        """Records with offsets in [start, stop), lazily; from the first to the last by default.
+
+        A `start` below the log begins at its first record, one beyond its end finds nothing; for
+        offsets from the end use a slice, ``log[-10:]``.  At most `max_records` are returned.
+        `isolation`: "read_uncommitted" shows every record as soon as it is there;
+        "read_committed" shows none of an aborted transaction, and nothing at or beyond
+        ``last_stable_offset``.
+        ``follow=True`` waits for more at the end, for ever or until `timeout` seconds bring
+        nothing.  ``on_corrupt="skip"`` passes over damage and lists it in ``scan.skipped``.
+        """
+        self._view.check_usable()
+        if isolation not in ("read_uncommitted", "read_committed"):
+            raise ConfigError(
+                f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
+            )
+        for bound in (start, stop):
+            if bound is not None and bound < 0:
+                raise OffsetOutOfRangeError(
+                    bound, start=self._view.start_offset, end=self.end_offset, where=self.name
+                )
+        return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
+                    on_corrupt=on_corrupt, committed=isolation == "read_committed")  # fmt: skip
+
+    @overload
+    def __getitem__(self, offset: int) -> Record: ...
+    @overload
+    def __getitem__(self, offset: slice) -> Scan: ...
+
+    def __getitem__(self, offset: int | slice) -> Record | Scan:
+        """The record at an offset, negative counting from the end; a slice is a lazy Scan.
+
+        Raises OffsetOutOfRangeError outside the log, RecordNotFoundError for a record that was
+        compacted away.
+        """
+        if isinstance(offset, slice):
+            return self._slice(offset)
+        if not isinstance(offset, int):
+            raise TypeError(f"an offset is an int, not {type(offset).__name__}")
+        while True:
+            generation = self._view.generation
+            try:
+                return self._get(offset)
+            except (CorruptLogError, FileNotFoundError, RecordNotFoundError):
+                if not self._view.moved_since(generation):
+                    raise
+
+    def _get(self, offset: int) -> Record:
+        end = self.end_offset
+        wanted = offset + end if offset < 0 else offset
+        if not self._view.start_offset <= wanted < end:
+            raise OffsetOutOfRangeError(
+                offset, start=self._view.start_offset, end=end, where=self.name
+            )
+        record = self._view.segment_for(wanted).get(wanted)
+        if record is None:
+            raise RecordNotFoundError(wanted, where=self.name)
+        return record
+
+    def get(self, key: bytes) -> Record | None:
+        """The newest record of a key; None when there is none, or it is a tombstone.
+
+        There is no index of keys: segments are read from the newest back to the first that has the
+        key, and all of them when none does.
+        """
+        if not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes, not {type(key).__name__}")
+        while True:
+            generation = self._view.generation
+            try:
+                return self._newest_of(key)
+            except (CorruptLogError, FileNotFoundError):
+                if not self._view.moved_since(generation):
+                    raise
+
+    def _newest_of(self, key: bytes) -> Record | None:
+        start, offset = self.start_offset, self.end_offset
+        while offset > start:
+            segment = self._view.segment_for(offset - 1)
+            found = segment.newest_of(key, start)
+            if found >= 0:
+                record = segment.get(found)
+                return None if record is None or record.value is None else record
+            offset = segment.base_offset
+        return None
+
+    def _slice(self, offsets: slice) -> Scan:
+        if offsets.step not in (None, 1):
+            raise ValueError("a slice of a log has no step")
+        end = self.end_offset
+
+        def bound(offset: int | None) -> int | None:
+            return max(0, offset + end) if offset is not None and offset < 0 else offset
+
+        return self.scan(bound(offsets.start), bound(offsets.stop))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.scan())
+
+    def tail(self, n: int, *, isolation: str = "read_uncommitted") -> list[Record]:
+        """The last `n` records, oldest first; fewer when the log has fewer."""
+        if n < 0:
+            raise ValueError(f"n must not be negative, not {n}")
+        end, first = self.end_offset, self._view.start_offset
+        n = min(n, end - first)
+        span = n
+        while n:
+            # Offsets without a record (compaction, control batches) make a look further back.
+            start = max(first, end - span)
+            records = collections.deque(self.scan(start, end, isolation=isolation), maxlen=n)
+            if len(records) == n or start == first:
+                return list(records)
+            span *= 4
+        return []
+
+    def offset_for_time(self, when: int | datetime.datetime) -> int:
+        """The offset of the first record at or after a time; the end when nothing is that late.
+
+        `when` is a datetime with a time zone, or int milliseconds since 1970.
+        """
+        when = milliseconds(when)
+        while True:
+            generation = self._view.generation
+            try:
+                return self._offset_for_time(when)
+            except (CorruptLogError, FileNotFoundError):
+                if not self._view.moved_since(generation):
+                    raise
+
+    def _offset_for_time(self, when: int) -> int:
+        end, start = self.end_offset, self.start_offset
+        if when > INT64_MAX:
+            return end
+        when = max(when, -INT64_MAX)
+        for segment in self.segments:
+            if segment.end_offset <= start:
+                continue
+            found = segment.offset_for_time(when, start)
+            if found is not None and found < end:
+                return found
+        return end
+
+    def read_batches(
+        self, offset: int, max_bytes: int = 1 << 20, *, isolation: str = "read_uncommitted"
+    ) -> list[bytes]:
+        """Raw batches from the one that holds `offset` on; at least one, if there is any.
+
+        With "read_committed" none at or beyond ``last_stable_offset``.  Those of aborted
+        transactions are among them, as a Kafka consumer expects: see `aborted_transactions`.
+        """
+        end = self.end_offset
+        if not self._view.start_offset <= offset <= end:
+            raise OffsetOutOfRangeError(
+                offset, start=self._view.start_offset, end=end, where=self.name
+            )
+        batches: list[bytes] = []
+        size = 0
+        stop = self.last_stable_offset if isolation == "read_committed" else end
+        for batch in self.scan(offset, stop).batches():
+            if batches and size + len(batch) > max_bytes:
+                break
+            batches.append(batch)
+            size += len(batch)
+        return batches
+
+    def check(self) -> None:
+        """Verify every batch, record and index entry; raise CorruptLogError at the first fault.
+
+        Where there are transactions, also that every aborted one is known as such.
+        """
+        while True:
+            self._view.check_usable()
+            generation = self._view.generation
+            try:
+                end = self.end_offset
+                found = [segment.verified().producers for segment in self.segments]
+                if any(found):
+                    self._view.known_producers().check(self._view.segments, end)
+            except (CorruptLogError, FileNotFoundError):
+                if not self._view.moved_since(generation):
+                    raise
+            else:
+                return
+
+    # ---- what a scan needs ----
+
+    @property
+    def generation(self) -> int:
+        """Moves when the log changed by more than an append."""
+        return self._view.generation
+
+    def moved_since(self, generation: int) -> bool:
+        """Whether the log was cut, trimmed or opened anew; a reader has loaded it again by then.
+
+        What looked like damage before may have been a cut: a writer announces one before it cuts.
+        """
+        return self._view.moved_since(generation)
+
+    def segment_for(self, offset: int) -> Segment:
+        """The segment with the greatest base offset at or below `offset`."""
+        return self._view.segment_for(offset)
+
+    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def reached() -> bool:
+            return (self.last_stable_offset if committed else self.end_offset) > offset
+
+        return self._view.wait_until(reached, deadline)

@@ -8,9 +8,10 @@ in the file, so that writing one is writing `entries`.
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from logstore import _native
 
@@ -23,32 +24,58 @@ _RANGE = struct.Struct(">qqq")
 _RELATIVE_MAX = (1 << 31) - 1
 
 
-class OffsetIndex:
-    """Offset -> byte position in the segment, one entry for every few KiB of log."""
+_Entry = TypeVar("_Entry")
 
-    ENTRY_BYTES = 8
 
-    def __init__(
-        self, base_offset: int, entries: bytes = b"", *, max_bytes: int = 10_485_760
-    ) -> None:
+class _Entries(Generic[_Entry]):
+    """Entries of one width, one behind the other, in the order in which they were added."""
+
+    ENTRY_BYTES: ClassVar[int]
+
+    def __init__(self, base_offset: int, entries: bytes = b"") -> None:
         self.base_offset = base_offset
         # A trailing partial entry is what a crash left: not an entry.
         self.entries = bytes(entries[: len(entries) // self.ENTRY_BYTES * self.ENTRY_BYTES])
-        self.capacity = max_bytes // self.ENTRY_BYTES
+
+    def _entry_at(self, position: int) -> _Entry:
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.entries) // self.ENTRY_BYTES
 
-    def __getitem__(self, number: int) -> tuple[int, int]:
+    def __getitem__(self, number: int) -> _Entry:
         if not -len(self) <= number < len(self):
             raise IndexError(f"entry {number} of {len(self)}")
-        relative, position = _OFFSET.unpack_from(
-            self.entries, (number % len(self)) * self.ENTRY_BYTES
-        )
-        return self.base_offset + relative, position
+        return self._entry_at((number % len(self)) * self.ENTRY_BYTES)
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[_Entry]:
         return (self[number] for number in range(len(self)))
+
+    def _keep(self, count: int) -> None:
+        self.entries = self.entries[: count * self.ENTRY_BYTES]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} base={self.base_offset} entries={len(self)}>"
+
+
+class _Hints(_Entries[tuple[int, int]]):
+    """Pairs that tell where to look, up to a size after which the segment rolls."""
+
+    def __init__(
+        self, base_offset: int, entries: bytes = b"", *, max_bytes: int = 10_485_760
+    ) -> None:
+        super().__init__(base_offset, entries)
+        self.capacity = max_bytes // self.ENTRY_BYTES
+
+
+class OffsetIndex(_Hints):
+    """Offset -> byte position in the segment, one entry for every few KiB of log."""
+
+    ENTRY_BYTES = 8
+
+    def _entry_at(self, position: int) -> tuple[int, int]:
+        relative, where = _OFFSET.unpack_from(self.entries, position)
+        return self.base_offset + relative, where
 
     @property
     def full(self) -> bool:
@@ -67,11 +94,8 @@ class OffsetIndex:
 
     def upper_bound(self, position: int) -> tuple[int, int] | None:
         """The first entry at or behind a byte position, or None."""
-        low, high = 0, len(self)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self[middle][1] < position else (low, middle)
-        return self[low] if low < len(self) else None
+        number = bisect.bisect_left(self, position, key=lambda entry: entry[1])
+        return self[number] if number < len(self) else None
 
     def append(self, offset: int, position: int) -> None:
         """Add an entry behind all others; ValueError when full or out of order."""
@@ -87,37 +111,17 @@ class OffsetIndex:
     def truncate_to(self, offset: int) -> None:
         """Keep the entries below `offset`."""
         kept = _native.offset_index_lookup(self.entries, offset - 1 - self.base_offset) + 1
-        self.entries = self.entries[: kept * self.ENTRY_BYTES]
-
-    def __repr__(self) -> str:
-        return f"<OffsetIndex base={self.base_offset} entries={len(self)}>"
+        self._keep(kept)
 
 
-class TimeIndex:
+class TimeIndex(_Hints):
     """Timestamp -> offset: the greatest timestamp up to there was first reached at that offset."""
 
     ENTRY_BYTES = 12
 
-    def __init__(
-        self, base_offset: int, entries: bytes = b"", *, max_bytes: int = 10_485_760
-    ) -> None:
-        self.base_offset = base_offset
-        self.entries = bytes(entries[: len(entries) // self.ENTRY_BYTES * self.ENTRY_BYTES])
-        self.capacity = max_bytes // self.ENTRY_BYTES
-
-    def __len__(self) -> int:
-        return len(self.entries) // self.ENTRY_BYTES
-
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"entry {number} of {len(self)}")
-        timestamp, relative = _TIME.unpack_from(
-            self.entries, (number % len(self)) * self.ENTRY_BYTES
-        )
+    def _entry_at(self, position: int) -> tuple[int, int]:
+        timestamp, relative = _TIME.unpack_from(self.entries, position)
         return timestamp, self.base_offset + relative
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return (self[number] for number in range(len(self)))
 
     @property
     def full(self) -> bool:
@@ -151,10 +155,7 @@ class TimeIndex:
         kept = len(self)
         while kept and self[kept - 1][1] >= offset:
             kept -= 1
-        self.entries = self.entries[: kept * self.ENTRY_BYTES]
-
-    def __repr__(self) -> str:
-        return f"<TimeIndex base={self.base_offset} entries={len(self)}>"
+        self._keep(kept)
 
 
 class AbortedTransaction(NamedTuple):
@@ -166,23 +167,13 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int  # when it was aborted: the first offset of the oldest other open one
 
 
-class TransactionIndex:
+class TransactionIndex(_Entries[AbortedTransaction]):
     """The aborted transactions whose markers lie in one segment, in the order of the markers."""
 
     ENTRY_BYTES = 34
 
-    def __init__(self, base_offset: int, entries: bytes = b"") -> None:
-        self.base_offset = base_offset
-        self.entries = bytes(entries[: len(entries) // self.ENTRY_BYTES * self.ENTRY_BYTES])
-
-    def __len__(self) -> int:
-        return len(self.entries) // self.ENTRY_BYTES
-
-    def __getitem__(self, number: int) -> AbortedTransaction:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"entry {number} of {len(self)}")
-        at = (number % len(self)) * self.ENTRY_BYTES
-        return AbortedTransaction(*_ABORTED.unpack_from(self.entries, at)[1:])
+    def _entry_at(self, position: int) -> AbortedTransaction:
+        return AbortedTransaction(*_ABORTED.unpack_from(self.entries, position)[1:])
 
     def __iter__(self) -> Iterator[AbortedTransaction]:
         return (AbortedTransaction._make(e[1:]) for e in _ABORTED.iter_unpack(self.entries))
@@ -210,11 +201,7 @@ class TransactionIndex:
 
     def _first_ending_at(self, offset: int) -> int:
         """The number of the first entry whose marker is at or above `offset`.  O(log n)."""
-        low, high = 0, len(self)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self[middle].last_offset < offset else (low, middle)
-        return low
+        return bisect.bisect_left(self, offset, key=lambda entry: entry.last_offset)
 
     def collect(self, start: int, stop: int) -> tuple[list[AbortedTransaction], bool]:
         """Those with data or a marker in [start, stop), and whether later segments have no more."""
@@ -229,10 +216,7 @@ class TransactionIndex:
 
     def truncate_to(self, offset: int) -> None:
         """Keep the entries whose markers are below `offset`."""
-        self.entries = self.entries[: self._first_ending_at(offset) * self.ENTRY_BYTES]
-
-    def __repr__(self) -> str:
-        return f"<TransactionIndex base={self.base_offset} entries={len(self)}>"
+        self._keep(self._first_ending_at(offset))
 
 
 def pack_aborted(aborted: Iterable[AbortedTransaction]) -> bytes:

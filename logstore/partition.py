@@ -16,13 +16,13 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from logstore import _native
 from logstore._files import Directory, DirectoryLock, directory_name, parse_partition_name
 from logstore.beside import BesideWriter
 from logstore.clock import Clock, SystemClock
+from logstore.closeable import Closeable
 from logstore.config import PartitionConfig, wants_fsync
 from logstore.recovery import Claims, RecoveryProgress, load, refuse_foreign
 from logstore.rewritable import RewritableLog
@@ -33,7 +33,7 @@ __all__ = ["Partition"]
 _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
 
 
-class Partition(RewritableLog):
+class Partition(RewritableLog, Closeable):
     """One partition of a topic: a directory named ``topic-N``.  Open one with `Partition.open`.
 
     ``topic`` and ``number`` are its name's parts; ``recovery`` tells what opening found and did.
@@ -189,17 +189,6 @@ class Partition(RewritableLog):
         super()._abandon_in_child()
         if self._owner is not None:
             self._owner.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self.__dict__.get("_writer") is not None and not self.closed:

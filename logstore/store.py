@@ -30,8 +30,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from logstore._files import Directory, DirectoryLock, segment_name
 from logstore.checkpoint import (
@@ -52,6 +51,7 @@ from logstore.checkpoint import (
     write_offsets,
 )
 from logstore.clock import Clock
+from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import (
     ClosedError,
@@ -132,7 +132,7 @@ def open(
                        progress=progress)  # fmt: skip
 
 
-class Store(Mapping[str, Topic]):
+class Store(Mapping[str, Topic], Closeable):
     """A directory of topics.  Open one with `logstore.open`; ``with`` closes it.
 
     ``store["orders"]`` is a Topic; iterating gives the names.  One process may have it open for
@@ -793,17 +793,6 @@ class Store(Mapping[str, Topic]):
         self._lock = threading.RLock()
         if self._owner is not None:
             self._owner.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a store cannot be pickled: open it again where it is needed")

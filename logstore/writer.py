@@ -15,10 +15,10 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from logstore import _native, codecs
+from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
 
@@ -82,7 +82,7 @@ def buffer_sizes(
     }
 
 
-class Writer(_native.Builder):
+class Writer(_native.Builder, Closeable):
     """Buffered appends to one partition.  Made by ``partition.writer()``; use it in a ``with``.
 
     ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` add records;
@@ -180,17 +180,6 @@ class Writer(_native.Builder):
                 self._target.make_durable(self._offsets)
             self._closed = True
         self._wake.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

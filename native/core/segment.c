@@ -286,7 +286,6 @@ void ls_prefix_init(ls_prefix *prefix, const ls_io *io, int fd, int64_t base_off
     prefix->limit = limit;
     prefix->next_offset = next_offset;
     prefix->first_timestamp = -1;
-    prefix->indexing = true;
 }
 
 void ls_prefix_free(ls_prefix *prefix)
@@ -340,11 +339,9 @@ ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
         if (batch.last_offset - prefix->index.base_offset > INT32_MAX) {
             return ls_fail(LS_E_CORRUPT, prefix->position, "an offset too far from the segment's base");
         }
-        if (prefix->indexing) {
-            ls_code code = ls_index_track(&prefix->index, &batch, prefix->position);
-            if (code != LS_OK) {
-                return ls_fail(code, prefix->position, "no memory for an index entry");
-            }
+        ls_code code = ls_index_track(&prefix->index, &batch, prefix->position);
+        if (code != LS_OK) {
+            return ls_fail(code, prefix->position, "no memory for an index entry");
         }
         if (track_epoch(prefix, &batch) != LS_OK) {
             return ls_fail(LS_E_NO_MEMORY, prefix->position, "no memory for a leader epoch");

@@ -90,7 +90,6 @@ typedef struct {
     int32_t last_epoch;
     int64_t producers;                 /* batches with a producer id, and control batches */
     bool dense;                        /* a gap between batches is damage */
-    bool indexing;                     /* off when a caller knows the indexes already */
 } ls_prefix;
 
 void ls_prefix_init(ls_prefix *prefix, const ls_io *io, int fd, int64_t base_offset,

@@ -147,20 +147,6 @@ static bool record_time(BuilderObject *self, int64_t given, int64_t *out)
     return true;
 }
 
-static PyObject *wrong_bytes(PyObject *object, const char *what)
-{
-    if (PyUnicode_Check(object)) {
-        return PyErr_Format(PyExc_TypeError,
-                            "%s must be bytes, not str: encode it, as in text.encode()", what);
-    }
-    return PyErr_Format(PyExc_TypeError, "%s must be bytes or None, not %.100s%s", what,
-                        Py_TYPE(object)->tp_name,
-                        strcmp(Py_TYPE(object)->tp_name, "logstore.Record") == 0
-                            ? ": use extend([record])"
-                            : "");
-}
-
-/* A view of a value or key.  `view` is filled, and must be released, for what is not bytes. */
 static void raise_too_large(BuilderObject *self, Py_ssize_t size)
 {
     PyObject *error = PyObject_CallFunction(self->module->too_large_error, "nn", size,
@@ -171,6 +157,7 @@ static void raise_too_large(BuilderObject *self, Py_ssize_t size)
     }
 }
 
+/* A view of a value or key.  `view` is filled, and must be released, for what is not bytes. */
 static bool view_bytes(BuilderObject *self, PyObject *object, const char *what, Py_buffer *view,
                        const uint8_t **data, int32_t *size)
 {
@@ -182,11 +169,10 @@ static bool view_bytes(BuilderObject *self, PyObject *object, const char *what, 
         *data = NULL;
         *size = -1;
         return true;
-    } else if (PyUnicode_Check(object) || !PyObject_CheckBuffer(object)) {
-        wrong_bytes(object, what);
-        return false;
     } else {
-        if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) {
+        bool record = Py_TYPE(object) == self->module->record_type;
+        if (!ls_is_bytes_like(object, what, record ? ": use extend([record])" : "") ||
+            PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) {
             return false;
         }
         *data = view->buf;

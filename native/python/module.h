@@ -84,6 +84,10 @@ bool ls_record_renew(ls_module *module, RecordObject *self, const ls_record *rec
 /* A time given by the user: int, datetime with a zone, or None (LS_NO_TIMESTAMP).  False: raised. */
 bool ls_timestamp_from(PyObject *object, int64_t *out);
 
+/* Raises and returns false, with what to do instead, for what has no bytes; `hint` ends the message.
+ * None has none, and is the caller's to know. */
+bool ls_is_bytes_like(PyObject *object, const char *what, const char *hint);
+
 /* Encoded headers of one record, in memory that is reused from record to record. */
 typedef struct {
     uint8_t *data;

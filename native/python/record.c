@@ -70,21 +70,28 @@ bool ls_timestamp_from(PyObject *object, int64_t *out)
 
 /* ---- keys, values, headers ---- */
 
+bool ls_is_bytes_like(PyObject *object, const char *what, const char *hint)
+{
+    if (PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s must be bytes, not str: encode it, as in text.encode()",
+                     what);
+        return false;
+    }
+    if (!PyObject_CheckBuffer(object)) {
+        PyErr_Format(PyExc_TypeError, "%s must be bytes or None, not %.100s%s", what,
+                     Py_TYPE(object)->tp_name, hint);
+        return false;
+    }
+    return true;
+}
+
 /* Exact bytes for a bytes-like object; None passes.  New reference, or NULL with an exception. */
 static PyObject *bytes_from(PyObject *object, const char *what)
 {
     if (object == Py_None || PyBytes_CheckExact(object)) {
         return Py_NewRef(object);
     }
-    if (PyUnicode_Check(object)) {
-        return PyErr_Format(PyExc_TypeError, "%s must be bytes, not str: encode it, as in text.encode()",
-                            what);
-    }
-    if (!PyObject_CheckBuffer(object)) {
-        return PyErr_Format(PyExc_TypeError, "%s must be bytes or None, not %.100s", what,
-                            Py_TYPE(object)->tp_name);
-    }
-    return PyBytes_FromObject(object);
+    return ls_is_bytes_like(object, what, "") ? PyBytes_FromObject(object) : NULL;
 }
 
 /* A pair from the user's headers.  Borrowed references; false: raised. */

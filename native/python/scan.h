@@ -1,4 +1,5 @@
-/* What scan.c needs of its neighbours: columns to fill, and the live index of a writer. */
+/* What scan.c and its neighbours need of each other: columns to fill, the live index of a writer,
+ * where an offset lies. */
 #ifndef LS_SCAN_H
 #define LS_SCAN_H
 
@@ -11,5 +12,15 @@ void ls_column_builder_busy(PyObject *builder, bool busy);
 
 /* Borrowed; valid while the GIL is held. */
 const ls_index_tracker *ls_segment_writer_index(PyObject *writer);
+
+/* Where to start looking for `offset`: by a segment's index (bytes), by the live index of a
+ * SegmentWriter, or from the start (None).  *landing is -1 without an entry.  False: raised. */
+bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, int64_t offset,
+                     int64_t *landing, int64_t *position, int64_t *next_position);
+
+/* get(file, index, base_offset, offset, topic, partition, decompress, payload_max)
+ * -> Record, or None when the segment holds no record of that offset.  Any trouble on the way
+ * raises; the caller then takes the longer way, which knows how to walk around damage. */
+PyObject *ls_scan_get(PyObject *type, PyObject *const *args, Py_ssize_t count);
 
 #endif

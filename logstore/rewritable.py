@@ -218,7 +218,6 @@ class RewritableLog(AppendableLog):
             end_offset,
         )
         plan.write(self.directory)
-        stable.forget_files()
         last.file.end = position  # readers stop there before the bytes go
         plan.apply(self.directory)
         view.let_cool((last, *later))

@@ -74,11 +74,6 @@ class StableStorage:
         """A file was created, renamed or removed: the directory is to be synced as well."""
         self._names_changed += 1
 
-    def forget_files(self) -> None:
-        """The log is about to be cut: what was to be synced may go."""
-        with self._lock:
-            self._unsynced = []
-
     def sync_surplus(self) -> None:
         """Sync the oldest files while there are many: bounds what a crash leaves to recovery."""
         while len(self._unsynced) > UNSYNCED_SEGMENTS:

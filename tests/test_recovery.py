@@ -23,6 +23,7 @@ from logstore import (
     Record,
     UnsupportedFormatError,
     _files,
+    _native,
     checkpoint,
     recovery,
 )
@@ -246,6 +247,33 @@ def test_a_crash_in_the_middle_of_a_truncation_is_finished(
         assert again.recovery.truncation_finished
         assert values(again) == [b"%d" % i * 30 for i in range(77)]
         check_invariants(again)
+
+
+def test_truncate_leaves_nothing_unsynced_below_what_it_calls_durable(make_log: MakeLog) -> None:
+    class Watched:
+        """A file that somebody still has to sync."""
+
+        def __init__(self, file: _native.File) -> None:
+            self.file = file
+            self.synced = False
+
+        def datasync(self) -> None:
+            self.file.datasync()
+            self.synced = True
+
+        def close(self) -> None:
+            self.file.close()
+
+    log = make_log(**SMALL)
+    while len(log.segments) < 4:
+        log.append(b"x" * 100)
+    log.append(b"x" * 100)
+    sealed = [Watched(file) for file in log._stable._unsynced]
+    assert len(sealed) == 3
+    log._stable._unsynced[:] = sealed  # type: ignore[assignment]
+    log.truncate(log.end_offset - 1)
+    assert log.durable_offset == log.end_offset
+    assert all(file.synced for file in sealed)
 
 
 @pytest.mark.parametrize("reopened", [False, True])

@@ -212,6 +212,10 @@ class Committer:
             size = sum(file.size for file in plan.files)
         return Commit(application, batch_id, True, plan.records, size)
 
+    def last_batch(self, application: str) -> int:
+        """The number of the application's last batch that is known to be in the log, or -1."""
+        return self._done(application)[0]
+
     def abort(
         self,
         files: Sequence[PreparedFile | None],
@@ -374,7 +378,7 @@ class Committer:
         (self._root / plan.name).unlink()
         self._sync_root()  # before its files go: a plan that comes back must find them
         remove(self._root, [file.name for file in plan.files])
-        self._sweep(plan.application, plan.batch_id)
+        self._sweep(plan.application, plan.batch_id, whole=plan.once)
 
     def _append_all(self, store: Store, plan: _Plan) -> None:
         producer_id, epoch = plan.producer
@@ -509,14 +513,18 @@ class Committer:
             finally:
                 os.close(directory)
 
-    def _sweep(self, application: str, batch_id: int) -> None:
-        """Remove prepared files that no plan can want: of batches that are done, or old ones."""
+    def _sweep(self, application: str, batch_id: int, *, whole: bool = False) -> None:
+        """Remove prepared files that no plan can want: of batches that are done, or old ones.
+
+        `whole`: the application is done for good, and so is everything it prepared.
+        """
         owner = owner_of(application) if application else ""
         wanted = {file.name for plan in self._plans() for file in plan.files}
         for name, of, batch in prepared_names(self._root):
             if name in wanted:
                 continue
-            if (of == owner and 0 <= batch <= batch_id) or self._is_old(name):
+            done = of == owner and (whole or 0 <= batch <= batch_id)
+            if done or self._is_old(name):
                 log.info("swept %s", name)
                 remove(self._root, [name])
         for name in os.listdir(self._root):

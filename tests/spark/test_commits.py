@@ -401,6 +401,22 @@ def test_orphans_go_with_their_batch_or_with_age(root: Path) -> None:
     assert contents(root) == expected({0: "first"})
 
 
+def test_a_job_takes_all_its_prepared_files_with_it(root: Path) -> None:
+    """Of a task that was tried twice at the same time, only one attempt is told of."""
+    one, other = (
+        prepare(root, {("t", 2): [b"x"]}, batch=None, application="job") for _ in range(2)
+    )
+    Committer(root).commit("job", 0, [one], once=True)
+    assert not (root / other.name).exists()
+    assert contents(root)[2] == [b"x"]
+    third, fourth = (
+        prepare(root, {("t", 2): [b"y"]}, batch=None, application="job 2") for _ in range(2)
+    )
+    Committer(root).abort([third, None], application="job 2")
+    assert not (root / fourth.name).exists()
+    assert leftovers(root) == []
+
+
 def test_abort_keeps_what_a_plan_needs(root: Path) -> None:
     """Spark calls abort when commit raised; but behind the plan the batch is decided."""
     committer = Committer(root)

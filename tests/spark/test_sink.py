@@ -12,9 +12,12 @@ import pytest
 
 pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
-from pyspark_logstore.commits import Committer
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType, TimestampType
+from pyspark_logstore.commits import Committer, SinkError
+from pyspark_logstore.sink import StreamSink
+from pyspark_logstore.sink_options import SinkOptions
 
 import logstore
 from logstore import KeyPartitioner, Record
@@ -356,3 +359,46 @@ def test_a_stream_refuses_a_version(spark: SparkSession, root: Path, tmp_path: P
     with refused("a stream numbers its batches itself"):
         run(stream(spark, tmp_path / "in"), root, tmp_path / "c", topic="one", txnAppId="a",
             txnVersion="1")  # fmt: skip
+
+
+# ---- in a task, without Spark ----
+
+
+def sink_of(root: Path, **options: str) -> StreamSink:
+    schema = (
+        StructType()
+        .add("key", StringType())
+        .add("value", BinaryType())
+        .add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
+        .add("timestamp", TimestampType())
+    )
+    return StreamSink(SinkOptions.parse({"path": str(root), **options}), schema, False)
+
+
+def test_rows_instead_of_arrow_batches(root: Path) -> None:
+    """What Spark 4.0 hands to the writer of a stream."""
+    when = datetime.datetime(2024, 5, 1, tzinfo=UTC)
+    pair = Row("key", "value")
+    row = Row("key", "value", "headers", "timestamp")
+    rows = [row(f"k{n}", b"%d" % n, [pair("h", b"1")], when) for n in range(12_000)]
+    sink = sink_of(root, topic="one")
+    prepared = sink._prepare(iter(rows), "app", "", 0)
+    Committer(root).commit("app", 0, [prepared.file] if prepared.file else [])
+    (written,) = records(root, "one")
+    assert [r.value for r in written] == [b"%d" % n for n in range(12_000)]
+    assert written[5].headers == (("h", b"1"),)
+    assert written[5].timestamp == int(when.timestamp() * 1000)
+
+
+def test_a_task_that_cannot_see_the_store_says_so(root: Path) -> None:
+    sink = sink_of(root, topic="one")
+    root.rename(root.with_name("moved"))
+    with pytest.raises(SinkError, match=r"the task on .* cannot see .*all executors share"):
+        sink._prepare(iter(()), "app", "", 0)
+
+
+def test_a_file_uri_is_a_path(root: Path) -> None:
+    for text in (f"file:{root}", f"file://{root}", f"FILE:{root}", str(root)):
+        assert SinkOptions.parse({"PATH": text, "topic": "one"}).root == root
+    with pytest.raises(SinkError, match="option path is missing"):
+        SinkOptions.parse({"topic": "one"})

@@ -104,6 +104,8 @@ class Directory:
         self._users = 0
         self._closed = False
         self._guard = threading.Lock()
+        # Held to open a segment's file and note it down, and while a segment is cut.
+        self.opening = threading.RLock()
         self.path = Path(path)
         self._text = str(self.path)  # joining paths costs more than opening files
         if create and not self.path.exists():

@@ -163,12 +163,6 @@ class CleanerCheckpoint:
                 return int(body)
         return -1
 
-    @classmethod
-    def lower(cls, directory: Directory, offset: int) -> None:
-        """Before the log is cut: what comes behind the cut has not been compacted."""
-        if cls.read(directory) > offset:
-            cls.write(directory, offset)
-
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 

@@ -172,6 +172,10 @@ class TransactionIndex(_Entries[AbortedTransaction]):
 
     ENTRY_BYTES = 34
 
+    def __init__(self, base_offset: int, entries: bytes = b"") -> None:
+        super().__init__(base_offset, entries)
+        self.cut_short = len(entries) != len(self.entries)
+
     def _entry_at(self, position: int) -> AbortedTransaction:
         return AbortedTransaction(*_ABORTED.unpack_from(self.entries, position)[1:])
 
@@ -180,6 +184,8 @@ class TransactionIndex(_Entries[AbortedTransaction]):
 
     def fault(self) -> str | None:
         """Why this cannot be the index of its segment; None when nothing speaks against it."""
+        if self.cut_short:
+            return f"the file ends inside its entry {len(self)}"
         previous = self.base_offset - 1
         for at in range(0, len(self.entries), self.ENTRY_BYTES):
             if self.entries[at]:

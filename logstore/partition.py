@@ -11,6 +11,7 @@ Not here: topics and partitioning by key (Store), who reads what (Consumer), ret
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 import weakref
@@ -137,6 +138,9 @@ class Partition(RewritableLog, Closeable):
             claims=self._claims,
         )
         view.adopt(loaded)
+        if self._claims is not None and self._claims.first_dirty_offset > loaded.contents.next_offset:
+            # Of another log of this name: it must not come true when this one has grown.
+            self._claims = dataclasses.replace(self._claims, first_dirty_offset=-1)
         if self._claims is not None and loaded.untouched:
             self._sleep(loaded)
         else:

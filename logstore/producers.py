@@ -106,9 +106,12 @@ class Producers:
                 if segments[-1].base_offset in self._indexed:
                     segments[-1].transaction_index  # noqa: B018  # appends need it sound
                 break
-            except CorruptLogError as error:  # a .txnindex: replay its whole segment as well
-                log.warning("%s: rebuilt from the log", error)
+            except CorruptLogError as error:
                 name = Path(error.path).name
+                if not name.endswith(".txnindex"):
+                    raise  # the log itself: nothing to rebuild it from
+                # Replay its whole segment as well.
+                log.warning("%s: rebuilt from the log", error)
                 self._note_indexed(base_offset_of(name), False)
                 if not self._readonly:
                     self._directory.unlink(name)

@@ -36,6 +36,12 @@ from logstore.view import View
 __all__ = ["ReadableLog", "milliseconds"]
 
 
+def check_int(what: str, number: object) -> None:
+    """Offsets and epochs end up in files: a float or a bool would be found there much later."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"{what} is an int, not {type(number).__name__}")
+
+
 def milliseconds(when: int | datetime.datetime) -> int:
     """A time as a person gives it, in milliseconds since 1970."""
     if isinstance(when, datetime.datetime):

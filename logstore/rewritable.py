@@ -23,7 +23,7 @@ from logstore.appendable import AppendableLog
 from logstore.checkpoint import CleanerCheckpoint
 from logstore.epochs import EpochEnd
 from logstore.errors import OffsetOutOfRangeError
-from logstore.readable import milliseconds
+from logstore.readable import check_int, milliseconds
 from logstore.recovery import TRUNCATION_PLAN, Claims, TruncationPlan
 from logstore.retention import RetentionDecision, RetentionPolicy
 from logstore.segment import Segment, decompress, empty_contents
@@ -53,6 +53,7 @@ class RewritableLog(AppendableLog):
 
     def trim(self, start_offset: int) -> None:
         """Forget all records below `start_offset`; whole segments below it are deleted."""
+        check_int("an offset", start_offset)
         with self._view.lock:
             end = self._next_offset()
             if not 0 <= start_offset <= end:
@@ -175,6 +176,7 @@ class RewritableLog(AppendableLog):
         Safe against a crash at any point: the cut is planned in a file first.  Scans that have
         already read beyond keep what they have.
         """
+        check_int("an offset", end_offset)
         with self._view.lock:
             end = self._next_offset()
             if not self._view.start_offset <= end_offset <= end:
@@ -203,7 +205,9 @@ class RewritableLog(AppendableLog):
         later = view.segments[number + 1 :]
         # Claims are lowered before the data is cut, and readers told to look again.
         self._cuts += 1
-        CleanerCheckpoint.lower(self.directory, end_offset)
+        if self._cleaned_offset() > end_offset:
+            # What comes behind the cut has not been compacted.
+            CleanerCheckpoint.write(self.directory, end_offset)
         view.version += 1
         view.recovery_point = min(view.recovery_point, last.base_offset)
         stable.commit.lower(last.base_offset)
@@ -218,12 +222,13 @@ class RewritableLog(AppendableLog):
             end_offset,
         )
         plan.write(self.directory)
-        last.file.end = position  # readers stop there before the bytes go
-        plan.apply(self.directory)
-        view.let_cool((last, *later))
-        for segment in (last, *later):
-            segment.writer = None
-            segment.release()
+        with self.directory.opening:
+            last.file.end = position  # readers stop there before the bytes go
+            plan.apply(self.directory)
+            view.let_cool((last, *later))
+            for segment in (last, *later):
+                segment.writer = None
+                segment.release()
         last.next_base = None
         contents = last.walk()
         view.publish(view.segments[: number + 1])
@@ -291,10 +296,15 @@ class RewritableLog(AppendableLog):
     def first_dirty_offset(self) -> int:
         """Compaction has been over everything below this; the start of the log when it has not."""
         start, end = self.start_offset, self.end_offset
+        offset = self._cleaned_offset()
+        return offset if start <= offset <= end else start
+
+    def _cleaned_offset(self) -> int:
+        """As written down here, else at the root, as a broker leaves it; -1 when nobody did."""
         offset = CleanerCheckpoint.read(self.directory)
         if offset < 0 and self._claims is not None:
-            offset = self._claims.first_dirty_offset  # as a broker left it
-        return offset if start <= offset <= end else start
+            return self._claims.first_dirty_offset
+        return offset
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[int]:

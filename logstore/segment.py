@@ -217,11 +217,14 @@ class Segment:
         index = self._transactions
         if index is None:
             name = self._name(".txnindex")
+            fault = None
             try:
-                index = TransactionIndex(self.base_offset, self._directory.read(name))
+                entries = self._directory.read(name)
+                index = TransactionIndex(self.base_offset, entries)
+                # There is a file only where there was something to list.
+                fault = index.fault() if entries else "the file is empty"
             except FileNotFoundError:
                 index = TransactionIndex(self.base_offset)
-            fault = index.fault()
             if fault is not None:
                 raise CorruptLogError(fault, path=self._directory.path / name, position=0)
             self._transactions = index
@@ -270,7 +273,11 @@ class Segment:
         """The open .log file."""
         file = self._file
         if file is None:
-            file = self._file = self._directory.open(self._name(".log"))
+            # In one step: what was opened before a cut must not be noted down after it.
+            with self._directory.opening:
+                file = self._file
+                if file is None:
+                    file = self._file = self._directory.open(self._name(".log"))
         return file
 
     def _name(self, suffix: str) -> str:

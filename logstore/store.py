@@ -527,6 +527,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
         """Make the directories from number `first` on; the catalogue brackets them."""
+        self._forget_offsets(name, range(first, entry.partitions))
         self._catalogue.put(name, dataclasses.replace(entry, creating_from=first))
         try:
             for number in range(first, entry.partitions):
@@ -617,9 +618,7 @@ class Store(Mapping[str, Topic], Closeable):
             topic._forget()
             self._set_aside(name, topic._numbers)
             self._catalogue.remove(name)
-            for offsets in self._checkpoints():
-                for number in topic._numbers:
-                    offsets.pop((name, number), None)
+            self._forget_offsets(name, topic._numbers)
             self._remove_deleted()
             log.info("deleted topic %s", name)
 
@@ -689,6 +688,15 @@ class Store(Mapping[str, Topic], Closeable):
             self._cleaner_offsets[key] = dirty
         else:
             self._cleaner_offsets.pop(key, None)
+
+    def _forget_offsets(self, name: str, numbers: Iterable[int]) -> None:
+        """What a checkpoint says of partitions that are gone must not be believed of new ones."""
+        keys = {(name, number) for number in numbers}
+        for offsets in self._checkpoints():
+            for key in keys & offsets.keys():
+                del offsets[key]
+        if any(keys & written.keys() for written in self._written.values()):
+            self._write_checkpoints()
 
     def _write_checkpoints(self) -> None:
         """Each only after what it claims is durable; one that says the same is left as it is."""

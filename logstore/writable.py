@@ -35,7 +35,7 @@ from logstore.errors import (
     ReadOnlyError,
 )
 from logstore.leadership import EPOCH_MAX, Leadership
-from logstore.readable import ReadableLog
+from logstore.readable import ReadableLog, check_int
 from logstore.recovery import LoadedLog
 from logstore.retention import ClockGuard
 from logstore.segment import Segment, SegmentContents, empty_contents
@@ -344,6 +344,7 @@ class WritableLog(ReadableLog):
 
         Raises FencedError when a higher one has begun; the same again is fine.
         """
+        check_int("an epoch", epoch)
         if not 0 <= epoch <= EPOCH_MAX:
             raise ValueError(f"an epoch is an int from 0 to {EPOCH_MAX}, not {epoch!r}")
         with self._view.lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import logstore
 from logstore import (
     Compactor,
     ManualClock,
@@ -727,3 +729,63 @@ def test_what_is_left_is_what_the_reference_leaves(
             key: (r.offset, r.value) for key, r in newest.items()
         }
         check_invariants(log)
+
+
+# ---- whose progress the root's checkpoint tells ----
+
+FORGETFUL = {"cleanup.policy": "compact", "segment.bytes": 1024, "delete.retention.ms": 0,
+             "min.cleanable.dirty.ratio": 0.0}  # fmt: skip
+
+
+def compact_thrice(log: Partition) -> None:
+    for _ in range(3):
+        for number in range(20):
+            log.append(b"more" + b"x" * 100, key=b"g%d" % number, durability="os")
+        log.roll()
+        Compactor(log).run()
+
+
+def test_a_new_topic_does_not_inherit_the_compaction_of_an_old_one(tmp_path: Path) -> None:
+    store = logstore.open(tmp_path / "store")
+    log = store.create_topic("t", config=FORGETFUL)[0]
+    for number in range(100):
+        log.append(b"old" + b"x" * 100, key=b"k%d" % (number % 7), durability="os")
+    log.roll()
+    Compactor(log).run()
+    store.checkpoint()
+    store.delete_topic("t")
+    log = store.create_topic("t", config=FORGETFUL)[0]
+    log.append(b"secret", key=b"alice")
+    log.append(None, key=b"alice")
+    for number in range(100):
+        log.append(b"fill" + b"x" * 100, key=b"f%d" % number, durability="os")
+    log.sync()
+    copy = tmp_path / "as a crash leaves it"
+    shutil.copytree(tmp_path / "store", copy)
+    store.close()
+    with logstore.open(copy) as again:
+        log = again["t"][0]
+        assert log.first_dirty_offset == 0
+        compact_thrice(log)
+        assert log.get(b"alice") is None
+
+
+def test_a_cut_lowers_what_only_the_root_knows_of_compaction(tmp_path: Path) -> None:
+    with logstore.open(tmp_path) as store:
+        log = store.create_topic("t", config=FORGETFUL)[0]
+        for number in range(101):
+            log.append(b"old" + b"x" * 100, key=b"k%d" % number, durability="os")
+        log.roll()
+        Compactor(log).run()
+    (tmp_path / "t-0" / "logstore.cleaner").unlink()  # a broker has only the root's
+    with logstore.open(tmp_path) as store:
+        log = store["t"][0]
+        assert log.first_dirty_offset == 101
+        log.truncate(10)
+        log.append(b"secret", key=b"alice")
+        log.append(None, key=b"alice")
+        for number in range(150):
+            log.append(b"f" + b"x" * 100, key=b"f%d" % number, durability="os")
+        assert log.first_dirty_offset <= 10
+        compact_thrice(log)
+        assert log.get(b"alice") is None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import mmap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from logstore import (
+    CorruptLogError,
     DiskFullError,
     InvalidRecordError,
     OffsetOutOfRangeError,
@@ -20,6 +23,7 @@ from logstore import (
     RecordTooLargeError,
     _native,
 )
+from logstore._files import Directory
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 
@@ -334,3 +338,99 @@ def test_a_forgotten_partition_gives_its_lock_back_at_once(tmp_path: Path) -> No
         Partition.open(tmp_path / "orders-0").close()
     finally:
         gc.enable()
+
+
+# ---- numbers that are not ints ----
+
+
+@pytest.mark.parametrize("act", ["trim", "truncate", "become_leader"])
+@pytest.mark.parametrize("number", [3.0, 2.5, "3", None, True])
+def test_offsets_and_epochs_are_ints_or_nothing_happens(
+    tmp_path: Path, act: str, number: object
+) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.extend([b"x"] * 10)
+        with pytest.raises(TypeError, match="int"):
+            getattr(log, act)(number)
+        assert (log.start_offset, log.end_offset, log.leader_epoch) == (0, 10, 0)
+        assert len(list(log)) == 10
+
+
+# ---- a cut beside a reader that is just opening the file ----
+
+
+def test_a_cut_waits_for_a_reader_that_opens_the_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that was opened before the cut must not take the segment's place after it."""
+    with Partition.open(tmp_path / "t-0", config={"segment.bytes": 1024}) as log:
+        for i in range(20):
+            log.append(b"v%d" % i + b"x" * 100)
+        cold = log.segments[0]
+        cold.release()
+        opened, go_on = threading.Event(), threading.Event()
+        real_open = Directory.open
+
+        def slow_open(self: Directory, name: str, **how: bool) -> Any:
+            file = real_open(self, name, **how)
+            if threading.current_thread() is reader and name.endswith(".log"):
+                opened.set()
+                go_on.wait(0.5)
+            return file
+
+        monkeypatch.setattr(Directory, "open", slow_open)
+        reader = threading.Thread(target=lambda: log[0])
+        reader.start()
+        assert opened.wait(10)
+        log.truncate(4)
+        go_on.set()
+        reader.join(10)
+        monkeypatch.undo()
+        assert [record.value[:2] for record in log if record.value] == [b"v0", b"v1", b"v2", b"v3"]
+        assert log.append(b"next") == 4
+        log.check()
+
+
+# ---- indexes of aborted transactions ----
+
+
+def aborted_log(path: Path) -> None:
+    with Partition.open(path) as log:
+        for number in range(4):
+            record = Record(b"T%d" % number, timestamp=int(time.time() * 1000))
+            raw = encode_batch([record], transactional=True, producer_id=3, producer_epoch=0,
+                               base_sequence=number)  # fmt: skip
+            log.append_batch(raw)
+            log.end_transaction(3, 0, commit=number % 2 == 0)
+        log.roll()
+        log.append(b"x")
+
+
+@pytest.mark.parametrize("damage", [b"", b"hello world\n", "half"])
+def test_a_short_index_of_aborted_transactions_is_rebuilt(
+    tmp_path: Path, damage: bytes | str
+) -> None:
+    aborted_log(tmp_path / "t-0")
+    index = tmp_path / "t-0" / f"{0:020}.txnindex"
+    index.write_bytes(index.read_bytes()[:40] if isinstance(damage, str) else damage)
+    for readonly in (True, False):
+        with Partition.open(tmp_path / "t-0", readonly=readonly) as log:
+            committed = [record.value for record in log.scan(isolation="read_committed")]
+            assert committed == [b"T0", b"T2", b"x"]
+
+
+def test_damage_of_the_log_is_not_taken_for_damage_of_its_transaction_index(
+    tmp_path: Path,
+) -> None:
+    aborted_log(tmp_path / "t-0")
+    file = tmp_path / "t-0" / f"{0:020}.log"
+    content = bytearray(file.read_bytes())
+    content[70] ^= 1
+    file.write_bytes(content)
+    for name in ("logstore.state", "logstore.durable"):
+        (tmp_path / "t-0" / name).unlink()
+    for snapshot in (tmp_path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    with contextlib.suppress(CorruptLogError), Partition.open(tmp_path / "t-0"):
+        pass
+    assert file.exists() and file.read_bytes()[:70] == content[:70]

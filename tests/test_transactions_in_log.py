@@ -920,7 +920,7 @@ def test_checking_finds_an_aborted_transaction_that_is_not_listed(make_log: Make
     history(log)
     log.check()
     log.close()
-    max(log.path.glob("*.txnindex")).write_bytes(b"")
+    max(log.path.glob("*.txnindex")).unlink()  # an empty one would have been made again
     with make_log() as again, pytest.raises(CorruptLogError, match="not in the index"):
         again.check()
 

@@ -108,7 +108,9 @@ class PartitionState:
             isinstance(clean, bool)
             and isinstance(boot, str)
             and all(type(number) is int and -1 <= number < 1 << 63 for number in numbers)
-            and min(self.start_offset, self.recovery_point, self.dense_from, self.version) >= 0
+            and min(self.recovery_point, self.dense_from, self.version) >= 0
+            and (0 <= self.start_offset <= self.end_offset or not clean)
+            and self.start_offset >= 0
         )
 
 

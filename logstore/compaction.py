@@ -408,10 +408,10 @@ class Compactor:
             )
             segments = self.partition.segments
             self._done, self._total = 0, sum(segment.size_bytes for segment in segments)
-            held = [s for s in segments if self._count(s, rules)["purged"]]
-            if active in held and not dry_run:
-                self.partition.roll()
             try:
+                held = [s for s in segments if self._count(s, rules)["purged"]]
+                if active in held and not dry_run:
+                    self.partition.roll()
                 for segment in held:
                     ends = dataclasses.replace(rules, end_offset=segment.end_offset)
                     counts = self._rewrite([segment], ends, dry_run)
@@ -422,7 +422,7 @@ class Compactor:
                     report.records_after += line.records_after
                     report.bytes_before += line.bytes_before
                     report.bytes_after += line.bytes_after
-            except _LogChangedError:
+            except (_LogChangedError, FileNotFoundError):
                 if not self._has_changed(segments):
                     raise
                 report.reason = "the log was cut or trimmed meanwhile: run it again"

@@ -138,7 +138,10 @@ class Partition(RewritableLog, Closeable):
             claims=self._claims,
         )
         view.adopt(loaded)
-        if self._claims is not None and self._claims.first_dirty_offset > loaded.contents.next_offset:
+        if (
+            self._claims is not None
+            and self._claims.first_dirty_offset > loaded.contents.next_offset
+        ):
             # Of another log of this name: it must not come true when this one has grown.
             self._claims = dataclasses.replace(self._claims, first_dirty_offset=-1)
         if self._claims is not None and loaded.untouched:

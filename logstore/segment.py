@@ -158,10 +158,14 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of whole batches in the .log file."""
-        if self._file is not None:
-            return self._file.end
-        return self._directory.size(self._name(".log"))
+        """Bytes of whole batches in the .log file; 0 when it has been deleted meanwhile."""
+        file = self._file
+        if file is not None:
+            return file.end
+        try:
+            return self._directory.size(self._name(".log"))
+        except FileNotFoundError:
+            return 0
 
     @property
     def max_timestamp(self) -> int:

@@ -58,9 +58,22 @@ class SwapPlan:
                 return None
             fields = json.loads(body)
             new = fields["new"] | {"suffixes": tuple(fields["new"]["suffixes"])}
-            return cls(RewrittenSegment(**new), tuple(fields["old"]))
-        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            plan = cls(RewrittenSegment(**new), tuple(fields["old"]))
+        except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
             return None
+        return plan if plan._is_plausible() else None
+
+    def _is_plausible(self) -> bool:
+        """A right checksum says who wrote it, not that it makes sense."""
+        new = self.new
+        numbers = (new.base_offset, new.size_bytes, new.crc, *self.old)
+        return (
+            all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+            and self.old[:1] == (new.base_offset,)
+            and list(self.old) == sorted(set(self.old))
+            and new.suffixes[:1] == (".log",)
+            and set(new.suffixes) <= set(SEGMENT_SUFFIXES)
+        )
 
     def is_sound(self, directory: Directory) -> bool:
         """Whether the new log, under whichever name it has now, is what was planned."""

@@ -434,3 +434,45 @@ def test_damage_of_the_log_is_not_taken_for_damage_of_its_transaction_index(
     with contextlib.suppress(CorruptLogError), Partition.open(tmp_path / "t-0"):
         pass
     assert file.exists() and file.read_bytes()[:70] == content[:70]
+
+
+# ---- side files with a right checksum and nonsense ----
+
+
+def planted(path: Path, body: object) -> None:
+    text = json.dumps(body).encode()
+    path.write_bytes(b"%08x\n%b" % (_native.crc32c(text), text))
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ({"base_offset": 0, "suffixes": ["/../../victim"], "size_bytes": 1, "crc": 0}, [0]),
+        ({"base_offset": 0, "suffixes": [], "size_bytes": 1, "crc": 0}, [0]),
+        ({"base_offset": "0", "suffixes": [".log"], "size_bytes": 1, "crc": 0}, [0]),
+        ({"base_offset": 0, "suffixes": [".log"], "size_bytes": -1, "crc": 0}, [0]),
+        ({"base_offset": 0, "suffixes": [".log"], "size_bytes": 1, "crc": 0}, []),
+        ({"base_offset": 0, "suffixes": [".log"], "size_bytes": 1, "crc": 0}, [0, None]),
+        ({"base_offset": 5, "suffixes": [".log"], "size_bytes": 1, "crc": 0}, [0, 3]),
+    ],
+)
+def test_a_swap_plan_that_makes_no_sense_is_ignored(
+    tmp_path: Path, new: dict[str, object], old: list[object]
+) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.extend([b"x"] * 5)
+    planted(tmp_path / "t-0" / "swap.plan", {"new": new, "old": old})
+    for readonly in (True, False):
+        with Partition.open(tmp_path / "t-0", readonly=readonly) as log:
+            assert len(list(log)) == 5
+
+
+def test_a_state_that_ends_before_it_starts_is_ignored(tmp_path: Path) -> None:
+    with Partition.open(tmp_path / "t-0") as log:
+        log.extend([b"x"] * 10)
+    state = tmp_path / "t-0" / "logstore.state"
+    fields = json.loads(state.read_bytes().partition(b" ")[2])
+    body = json.dumps(fields | {"start_offset": 5, "end_offset": 3}).encode()
+    state.write_bytes(b"%08x %b\n" % (_native.crc32c(body), body))
+    with Partition.open(tmp_path / "t-0") as log:
+        assert len(list(log)) == 10 and log.append(b"y") == 10

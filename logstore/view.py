@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from logstore._files import Directory, directory_name, parse_partition_name
 from logstore.clock import Clock
 from logstore.config import INT64_MAX, PartitionConfig
-from logstore.errors import ClosedError, ForkedHandleError
+from logstore.errors import ClosedError, CorruptLogError, ForkedHandleError
 from logstore.producers import Producers
 from logstore.recovery import LoadedLog, RecoveryReport
 from logstore.segment import Segment
@@ -202,12 +202,18 @@ class View:
     def known_producers(self) -> Producers:
         """The producer state.  Most readers never ask for it: the first to do so loads it."""
         self.check_usable()
-        if not self._producers_loaded:
+        while not self._producers_loaded:
             with self.lock:
                 if not self._producers_loaded:
-                    # One that is written has loaded it on opening: this one writes nothing.
-                    end = self.segments[-1].end_offset
-                    self.load_producers(end, self.directory.names(), readonly=True, clean=False)
+                    generation = self.generation
+                    try:
+                        # One that is written has loaded it on opening: this one writes nothing.
+                        end = self.segments[-1].end_offset
+                        self.load_producers(end, self.directory.names(), readonly=True, clean=False)
+                    except (CorruptLogError, FileNotFoundError):
+                        # Beside a writer that cuts: then there is a new end, and a new try.
+                        if not self.moved_since(generation):
+                            raise
         return self.producers
 
     # ---- following ----

@@ -18,7 +18,9 @@ import pytest
 
 from logstore import OffsetOutOfRangeError, Partition, PartitionConfig, Record, RetentionPolicy
 from logstore._files import Directory
+from logstore.producers import Producers
 from logstore.recovery import TruncationPlan
+from logstore.view import View
 from tests.test_processes import start
 from tests.test_stateful import fast_directory
 
@@ -337,3 +339,23 @@ def test_a_crash_around_a_new_epoch_keeps_the_records_and_never_an_older_promise
             copy.append(b"on")
             assert copy.leader_epochs.epoch_for(copy.end_offset - 1) == promised
     assert promised == 3
+
+
+def test_a_cut_between_two_looks_of_a_committed_reader_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Partition.open(tmp_path / "t-0", durability="os") as log:
+        for i in range(50):
+            log.append(b"v%d" % i)
+        with Partition.open(tmp_path / "t-0", readonly=True) as reader:
+            assert reader.end_offset == 50
+            real = View.known_producers
+
+            def cut_first(view: View) -> Producers:
+                if view is reader._view and log.end_offset == 50:
+                    log.truncate(10)
+                return real(view)
+
+            monkeypatch.setattr(View, "known_producers", cut_first)
+            assert reader.last_stable_offset in (10, 50)
+            assert len(list(reader.scan(isolation="read_committed"))) == 10

@@ -299,7 +299,7 @@ class Committer:
             bool(overwrite),
             tuple(files),
             tuple(
-                _Target(topic, str(store[topic].id), number, store[topic][number].end_offset)
+                _Target(topic, str(store[topic].id), number, self._end(store[topic][number]))
                 for topic, number in sorted(places)
             ),
         )
@@ -312,6 +312,12 @@ class Committer:
                     f"(maxOffsetsPerTrigger)"
                 )
         return plan
+
+    def _end(self, partition: Partition) -> int:
+        """Where it ends, durably: the search for what is there of a plan starts from it."""
+        if self._fsync:
+            partition.sync()
+        return partition.end_offset
 
     def _check(self, store: Store, file: PreparedFile) -> None:
         path = self._root / file.name

@@ -186,6 +186,13 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_is_there_twice(root: Pat
         killed = killed_at(
             step, lambda files=files, batch=step: committer.commit(APP, batch, files)
         )  # type: ignore[misc]
+        # Readers meanwhile: a part of it in order, or for committed readers nothing or all of it.
+        old, new = expected(attempts), expected({**attempts, step: "first"})
+        for has, was, will in zip(contents(root), old, new, strict=True):
+            assert len(has) >= len(was)
+            assert has == will[: len(has)]
+        for has, was, will in zip(contents(root, "read_committed"), old, new, strict=True):
+            assert has in (was, will)
         decided = committer.commit(APP, step, two_files(root, step, "second")).applied is False
         attempts[step] = "first" if decided else "second"
         assert contents(root) == expected(attempts), f"killed at step {step}"

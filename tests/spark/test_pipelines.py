@@ -6,6 +6,8 @@ import datetime
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from pyspark_logstore.prepared import PreparedWriter
 import logstore
 from logstore import Record
 
+CONNECTOR = Path(__file__).resolve().parent.parent.parent / "spark_connector"
 HOUR = 3_600_000
 START = 1_700_000_000_000 // HOUR * HOUR
 
@@ -408,3 +411,16 @@ def test_what_is_wrong_is_the_exit_code(shell: Any, root: Path, tmp_path: Path) 
     code, _, err = shell("replay", root, "orders", "x", "--transform", "nothing:here")
     assert code == 2
     assert "MODULE:FUNCTION" in err
+
+
+def test_the_package_is_a_command_of_its_own(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyspark_logstore.pipelines", "finish", str(root)],
+        env={**os.environ, "PYTHONPATH": str(CONNECTOR)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "0 prepared files removed, 0 left to their jobs"
+    assert "looking for unfinished commits" in done.stderr

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from pyspark_logstore.filters import Pushed
 from pyspark_logstore.offsets import DataLossError, Range, clamped, end_of, resolve_start
-from pyspark_logstore.options import OptionError, SourceOptions
+from pyspark_logstore.options import SourceOptions
 from pyspark_logstore.plan import ByteMap, Split, plan
 from pyspark_logstore.reading import read_split
 from pyspark_logstore.schema import check_schema
@@ -140,13 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _partitions(self, begun: Ends | None) -> dict[TopicPartition, Partition]:
         """What is there now, and nothing that was read before is missing."""
-        try:
-            partitions = self._subscription().partitions()
-        except OptionError as error:
-            if begun is None:
-                raise
-            self._lost(str(error))
-            partitions = {}
+        partitions = self._subscription().partitions(missing_ok=begun is not None)
         missing = sorted(set(begun or ()) - set(partitions))
         if missing:
             names = ", ".join(map(str, missing))
@@ -226,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_bytes(
         self, ranges: dict[TopicPartition, Range], most: int
     ) -> dict[TopicPartition, Range]:
-        partitions = self._subscription().partitions()
+        partitions = self._subscription().partitions(missing_ok=True)
         maps = {}
         sizes = {}
         for which, wanted in ranges.items():
@@ -256,7 +250,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query: what is there now."""
-        partitions = self._subscription().partitions()
+        partitions = self._subscription().partitions(missing_ok=True)
         self._target = {
             which: end_of(partition, self._options.committed)
             for which, partition in partitions.items()
@@ -267,7 +261,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         subscription = self._subscription()
         ends = {
             which: end_of(partition, self._options.committed)
-            for which, partition in subscription.partitions().items()
+            for which, partition in subscription.partitions(missing_ok=True).items()
         }
         return _write(ends, subscription.ids())
 

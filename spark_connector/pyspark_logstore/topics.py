@@ -119,15 +119,15 @@ class Subscription:
 
     # ---- what is there now ----
 
-    def partitions(self) -> dict[TopicPartition, Partition]:
+    def partitions(self, *, missing_ok: bool = False) -> dict[TopicPartition, Partition]:
         """The subscribed partitions as they are now, in order; opened, and kept open.
 
-        OptionError for a topic or a partition that was named and is not there.
+        OptionError for a topic or a partition that was named and is not there, unless `missing_ok`.
         """
         if self._alone is not None:
             return {TopicPartition(self._alone.topic, self._alone.number): self._alone}
         found: dict[TopicPartition, Partition] = {}
-        for topic in self._subscribed():
+        for topic in self._subscribed(missing_ok):
             wanted = self._assigned.get(topic.name)
             if wanted is None:
                 for partition in topic:
@@ -137,6 +137,8 @@ class Subscription:
                 try:
                     found[TopicPartition(topic.name, number)] = topic[number]
                 except IndexError as error:
+                    if missing_ok:
+                        continue
                     raise OptionError("assign", f"{error}; assign only what is there") from None
         return dict(sorted(found.items()))
 
@@ -144,9 +146,10 @@ class Subscription:
         """The id of each subscribed topic that has one: made again, a topic has another."""
         if self._alone is not None:
             return {}
-        return {topic.name: str(topic.id) for topic in self._subscribed() if topic.id is not None}
+        topics = self._subscribed(missing_ok=True)
+        return {topic.name: str(topic.id) for topic in topics if topic.id is not None}
 
-    def _subscribed(self) -> Iterable[Topic]:
+    def _subscribed(self, missing_ok: bool) -> Iterable[Topic]:
         store = self._store
         assert store is not None
         if self._pattern is not None:
@@ -161,6 +164,8 @@ class Subscription:
             try:
                 topics.append(store[name])
             except UnknownTopicError:
+                if missing_ok:
+                    continue
                 there = ", ".join(sorted(set(store) - INTERNAL)) or "none"
                 option = "assign" if self._assigned else "subscribe"
                 raise OptionError(

@@ -35,6 +35,8 @@ def spark(bench: Bench) -> Iterator[Figure]:
 
     records = bench.sizes.spark_records
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Spark plans each query in a new process; an installed package is not compiled again in each.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with bench.workspace.scratch("spark") as home:
         bench.progress.step("writing")
         write(home / "store", records)

@@ -6,7 +6,6 @@ name the remedy.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -28,14 +27,11 @@ PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 def check_spark() -> None:
     """Raise ImportError with the remedy where pyspark is missing or has no Python data sources."""
     try:
-        version = importlib.metadata.version("pyspark")
-    except importlib.metadata.PackageNotFoundError:
-        try:  # Spark's own distribution brings pyspark without metadata
-            from pyspark import __version__ as version
-        except ImportError:
-            raise ImportError(
-                'pyspark_logstore needs pyspark: pip install "logstore[spark]"', name="pyspark"
-            ) from None
+        from pyspark import __version__ as version
+    except ImportError:
+        raise ImportError(
+            'pyspark_logstore needs pyspark: pip install "logstore[spark]"', name="pyspark"
+        ) from None
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < SPARK_MIN:
         raise ImportError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
 
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark_logstore import java_version, local_session
@@ -48,7 +48,7 @@ def test_an_old_java_is_named_with_its_remedy(
 
 
 def test_an_old_spark_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "3.5.4")
+    monkeypatch.setattr(pyspark, "__version__", "3.5.4")
     with pytest.raises(ImportError, match=r"Spark 4.0 or newer, and this is 3.5.4: pip install"):
         check_spark()
 

@@ -24,6 +24,7 @@ __all__ = [
     "boot_id",
     "directory_name",
     "parse_partition_name",
+    "remove_clean_marker",
     "segment_name",
 ]
 
@@ -260,6 +261,19 @@ class Directory:
             _native.sync_directory(fd)
 
 
+def remove_clean_marker(root: Directory) -> None:
+    """Remove the marker of a clean shutdown, durably, and its twin before it.
+
+    A twin without a marker means that a broker took the marker away: it must never be what a kill
+    or a power cut of ours leaves.
+    """
+    root.unlink(CLEAN_TWIN)
+    if root.exists(CLEAN_MARKER):
+        root.sync()
+        root.unlink(CLEAN_MARKER)
+    root.sync()
+
+
 # F_OFD_SETLK: the lock belongs to the open file, not to the process.  It conflicts with the lock
 # of a Java broker and with a second open in this process, and does not vanish when unrelated code
 # closes another descriptor of the same file.
@@ -312,9 +326,7 @@ class DirectoryLock:
                 self._acquire(parent, fcntl.F_RDLCK, create=False)
             if parent.exists(CLEAN_MARKER):
                 # It speaks for every partition below, and one of them is about to change.
-                parent.unlink(CLEAN_MARKER)
-                parent.unlink(CLEAN_TWIN)
-                parent.sync()
+                remove_clean_marker(parent)
         finally:
             parent.close()
 

@@ -21,7 +21,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from logstore import _native
-from logstore._files import CLEAN_MARKER, CLEAN_TWIN, Directory, parse_partition_name
+from logstore._files import (
+    CLEAN_MARKER,
+    CLEAN_TWIN,
+    Directory,
+    parse_partition_name,
+    remove_clean_marker,
+)
 from logstore.checkpoint import new_uuid, parse_uuid, uuid_text
 from logstore.config import ConfigError, PartitionConfig
 from logstore.errors import InvalidNameError, NotALogError
@@ -198,19 +204,31 @@ class CleanShutdown:
 
     `clean`: it closed in order.  `foreign`: a broker owned it after us, so that what our own side
     files say of the partitions is out of date.
+
+    A broker removes the marker as it starts and writes its own as it ends, and knows nothing of the
+    twin.  We write the twin after the marker and remove it before, each durably, so what a kill or
+    a power cut leaves of either act is a marker of ours without a twin, or nothing: a twin that is
+    alone, or does not match, is a broker's doing.  One that comes after a crash of ours and crashes
+    itself leaves no trace here.
     """
 
     clean: bool
     foreign: bool
 
     NAMES = MARKER, TWIN = CLEAN_MARKER, CLEAN_TWIN
+    # A broker writes the epoch of its registration; -1 means that there is none.
+    OURS = b'{"version":0,"brokerEpoch":-1}'
 
     @classmethod
     def read(cls, directory: Directory) -> CleanShutdown:
+        before = cls._content(directory, cls.TWIN)
         marker = cls._content(directory, cls.MARKER)
         twin = cls._content(directory, cls.TWIN)
         if marker is None:
-            return cls(clean=False, foreign=twin is not None)
+            # A writer may open or close beside a reader: then the twin was not there both times.
+            return cls(clean=False, foreign=before is not None and twin is not None)
+        if twin is None and marker == cls.OURS:
+            return cls(clean=False, foreign=False)
         return cls(clean=True, foreign=twin != cls._twin_of(marker))
 
     @staticmethod
@@ -226,14 +244,10 @@ class CleanShutdown:
     @classmethod
     def clear(cls, directory: Directory) -> None:
         """Before anything is changed: a crash from now on is not a clean shutdown."""
-        directory.unlink(cls.MARKER)
-        directory.unlink(cls.TWIN)
-        directory.sync()
+        remove_clean_marker(directory)
 
     @classmethod
     def write(cls, directory: Directory) -> None:
         """Last of all, when everything the marker speaks for is on disk."""
-        # A broker writes the epoch of its registration; -1 means that there is none.
-        marker = b'{"version":0,"brokerEpoch":-1}'
-        directory.replace(cls.TWIN, cls._twin_of(marker))
-        directory.replace(cls.MARKER, marker)
+        directory.replace(cls.MARKER, cls.OURS)
+        directory.replace(cls.TWIN, cls._twin_of(cls.OURS))

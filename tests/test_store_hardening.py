@@ -1,0 +1,221 @@
+"""A store against kills at bad moments."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import logstore
+from logstore import FencedError, Partition, Store
+from logstore._files import Directory
+from logstore.root import CleanShutdown
+
+MakeStore = Callable[..., Store]
+MARKER, TWIN = ".kafka_cleanshutdown", "logstore.clean"
+BROKERS = '{"version":0,"brokerEpoch":17}'
+LOG = "00000000000000000000.log"
+
+
+def values(partition: Partition) -> list[bytes | None]:
+    return [record.value for record in partition]
+
+
+# ---- half of a marker ----
+
+
+def make_promise(path: Path) -> None:
+    """A closed store whose partition promised epoch 7 and knows that all its records are durable.
+
+    Only its own state can tell of either: no record of epoch 7 is left.
+    """
+    with logstore.open(path) as store:
+        log = store.create_topic("t")[0]
+        log.extend([b"1", b"2", b"3"])
+        log.become_leader(7)
+        log.append(b"of epoch 7")
+        log.truncate(3)
+
+
+def check_promise(path: Path) -> None:
+    with logstore.open(path) as store:
+        assert store["t"][0].leader_epoch == 7
+        with pytest.raises(FencedError):
+            store["t"][0].become_leader(3)
+
+
+def set_marker(path: Path, marker: bool, twin: bool) -> None:
+    for name, there in ((MARKER, marker), (TWIN, twin)):
+        if not there:
+            (path / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def watching_the_marker(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bool]]]:
+    """What happens to the two files, in order: (name, is there afterwards); ("", _) is a sync."""
+    done: list[tuple[str, bool]] = []
+    unlink, rename, sync = Directory.unlink, Directory.rename, Directory.sync
+
+    def watched_unlink(self: Directory, name: str) -> None:
+        unlink(self, name)
+        if name in (MARKER, TWIN):
+            done.append((name, False))
+
+    def watched_rename(self: Directory, source: str, target: str) -> None:
+        rename(self, source, target)
+        if target in (MARKER, TWIN):
+            done.append((target, True))
+
+    def watched_sync(self: Directory) -> None:
+        sync(self)
+        if (self.path / "logstore.topics").exists():
+            done.append(("", True))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "unlink", watched_unlink)
+        patch.setattr(Directory, "rename", watched_rename)
+        patch.setattr(Directory, "sync", watched_sync)
+        yield done
+
+
+def states_after_a_crash(
+    before: tuple[bool, bool], done: list[tuple[str, bool]]
+) -> set[tuple[bool, bool]]:
+    """(marker, twin) as any kill or power cut may leave them.
+
+    What was not synced may have reached the disk or not, each change for itself.
+    """
+    durable = {MARKER: before[0], TWIN: before[1]}
+    waiting: list[tuple[str, bool]] = []
+    found = {before}
+    for name, there in done:
+        if name:
+            waiting.append((name, there))
+        for kept in itertools.product((False, True), repeat=len(waiting)):
+            there_now = dict(durable)
+            there_now.update(itertools.compress(waiting, kept))
+            found.add((there_now[MARKER], there_now[TWIN]))
+        if not name:
+            durable.update(waiting)
+            waiting.clear()
+    return found
+
+
+def opening(path: Path) -> tuple[bool, bool]:
+    store = logstore.open(path)
+    store._closed = True
+    store._drop()
+    return True, True
+
+
+def closing(path: Path) -> tuple[bool, bool]:
+    set_marker(path, False, False)
+    logstore.open(path).close()
+    return False, False
+
+
+def a_partition_alone(path: Path) -> tuple[bool, bool]:
+    Partition.open(path / "t-0").close()
+    return True, True
+
+
+@pytest.mark.parametrize("act", [opening, closing, a_partition_alone], ids=lambda a: a.__name__)
+def test_half_a_marker_of_ours_is_not_taken_for_a_brokers_visit(
+    act: Callable[[Path], tuple[bool, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_promise(tmp_path / "closed")
+    watched = Path(shutil.copytree(tmp_path / "closed", tmp_path / "watched"))
+    with watching_the_marker(monkeypatch) as done:
+        before = act(watched)
+    states = states_after_a_crash(before, done)
+    assert {(True, True), (True, False), (False, False)} <= states, "all of it was seen"
+    for number, state in enumerate(sorted(states)):
+        path = Path(shutil.copytree(tmp_path / "closed", tmp_path / str(number)))
+        set_marker(path, *state)
+        check_promise(path)
+        check_promise(path)
+
+
+@pytest.mark.parametrize("state", [(True, False), (False, False)])
+def test_damage_in_durable_records_is_no_torn_tail_after_half_a_marker(
+    state: tuple[bool, bool], make_store: MakeStore
+) -> None:
+    with make_store(durability="fsync") as store:
+        store.create_topic("t")[0].extend([b"1"])
+        store["t"][0].extend([b"2"])
+    log = store.path / "t-0" / LOG
+    damaged = bytearray(log.read_bytes())
+    damaged[-1] ^= 1
+    log.write_bytes(damaged)
+    set_marker(store.path, *state)
+    with make_store() as store:
+        assert not store.recovery.clean
+        assert store["t"][0].end_offset == 2, "an offset that was given out is not given again"
+
+
+def test_a_topic_that_lost_its_directory_is_still_known_after_half_a_marker(
+    make_store: MakeStore,
+) -> None:
+    with make_store() as store:
+        store.create_topic("t")
+    shutil.rmtree(store.path / "t-0")
+    set_marker(store.path, True, False)
+    with make_store() as store:
+        assert list(store) == ["t"] and list(store.recovery.failed) == ["t-0"]
+
+
+@pytest.mark.parametrize("twin", [True, False])
+@pytest.mark.parametrize("brokers", [BROKERS, "", None])
+def test_a_broker_is_noticed_whatever_it_found_and_however_it_left(
+    twin: bool, brokers: str | None, make_store: MakeStore
+) -> None:
+    """It removes the marker as it starts, and writes its own as it ends; before 3.7, an empty one.
+
+    Only one that came after a crash and crashed itself goes unnoticed: it leaves no trace here.
+    """
+    with make_store() as store:
+        store.create_topic("t").append(b"v")
+    set_marker(store.path, False, twin)
+    if brokers is not None:
+        (store.path / MARKER).write_text(brokers)
+    directory = Directory(store.path)
+    left = CleanShutdown.read(directory)
+    directory.close()
+    assert left == CleanShutdown(clean=brokers is not None, foreign=twin or brokers is not None)
+    with make_store() as store:
+        assert store.recovery.clean == (brokers is not None)
+        assert values(store["t"][0]) == [b"v"]
+
+
+@pytest.mark.parametrize("look", [1, 2, 3])
+@pytest.mark.parametrize("writer_closes", [True, False])
+def test_a_reader_does_not_take_a_writer_that_comes_or_goes_for_a_broker(
+    writer_closes: bool, look: int, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before any look of the reader, the writer does all it has to do."""
+    store = make_store()
+    if not writer_closes:
+        store.close()
+    reading = Directory(store.path)
+    looks = 0
+    read = Directory.read
+
+    def meanwhile(self: Directory, name: str, max_bytes: int = 1 << 31) -> bytes:
+        nonlocal looks
+        looks += self is reading
+        if self is reading and looks == look:
+            if writer_closes:
+                store.close()
+            else:
+                make_store()
+        return read(self, name, max_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "read", meanwhile)
+        assert not CleanShutdown.read(reading).foreign
+    reading.close()
+    assert looks == 3

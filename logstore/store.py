@@ -97,13 +97,16 @@ class StoreRecovery:
     """What opening found.  ``store.recovery``.
 
     `partitions`: the report of each that had to be checked; `failed`: those that could not be
-    opened, and why.  Using one of these raises that error; all others can be used.
+    opened, and why.  Using one of these raises that error; all others can be used.  `unfinished`:
+    directories and topics on their way out that could not be removed, and why; they are out of
+    sight, and the next open tries again.
     """
 
     clean: bool = True
     partitions: dict[str, RecoveryReport] = dataclasses.field(default_factory=dict)
     failed: dict[str, BaseException] = dataclasses.field(default_factory=dict)
     removed: list[str] = dataclasses.field(default_factory=list)  # creations and deletions undone
+    unfinished: dict[str, OSError] = dataclasses.field(default_factory=dict)
 
 
 def open(
@@ -252,19 +255,28 @@ class Store(Mapping[str, Topic], Closeable):
                     self._in_partition(topic.name, number, _forget_state)
 
     def _finish_changes(self) -> None:
-        """Undo creations and finish deletions that a crash cut short."""
+        """Undo creations and finish deletions that a crash cut short.
+
+        What cannot be finished stays as it is, and keeps nobody from the rest of the store.
+        """
+        report = self.recovery
         deleted = [name for name in self._directories() if is_deleted(name)]
         for name, entry in list(self._catalogue.entries.items()):
-            if entry.deleting:
-                self._set_aside(name, self._numbers_of(name))
-                self._catalogue.remove(name)
-            elif entry.creating_from >= 0:
-                self._undo_creation(name, entry, entry.creating_from)
+            try:
+                if entry.deleting:
+                    self._set_aside(name, self._numbers_of(name))
+                    self._catalogue.remove(name)
+                elif entry.creating_from >= 0:
+                    self._undo_creation(name, entry, entry.creating_from)
+                else:
+                    continue
+            except OSError as error:
+                log.warning("topic %s cannot be removed: %s", name, error)
+                report.unfinished[name] = error
             else:
-                continue
-            self.recovery.removed.append(name)
-        if deleted or self.recovery.removed:
-            self._remove_deleted()
+                report.removed.append(name)
+        if deleted or report.removed or report.unfinished:
+            report.unfinished.update(self._remove_deleted())
             self._look_around()
 
     def _recover(self, progress: RecoveryProgress | None) -> None:
@@ -538,6 +550,7 @@ class Store(Mapping[str, Topic], Closeable):
             # Undone now if it can be; otherwise the next open finds the entry and does it.
             with contextlib.suppress(OSError):
                 self._undo_creation(name, entry, first)
+                self._remove_deleted()
             raise
 
     def _make_partition(self, name: str, topic_id: uuid.UUID) -> None:
@@ -562,7 +575,6 @@ class Store(Mapping[str, Topic], Closeable):
         else:
             kept = dataclasses.replace(entry, partitions=first, creating_from=-1)
             self._catalogue.put(name, kept)
-        self._remove_deleted()
 
     def _add_partitions(self, topic: Topic, count: int) -> None:
         if count < 1:
@@ -608,7 +620,11 @@ class Store(Mapping[str, Topic], Closeable):
             return after
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records, durably.  Handles on its partitions are closed."""
+        """Delete a topic and its records, durably.  Handles on its partitions are closed.
+
+        Raises OSError when something in its directories cannot be removed, such as a directory that
+        somebody put there.  The topic is gone all the same, and the next open tries again.
+        """
         with self._lock:
             self._writable()
             topic = self[name]
@@ -616,14 +632,18 @@ class Store(Mapping[str, Topic], Closeable):
             self._catalogue.put(name, entry)
             del self._topics[name]
             topic._forget()
-            self._set_aside(name, topic._numbers)
+            aside = self._set_aside(name, topic._numbers)
             self._catalogue.remove(name)
             self._forget_offsets(name, topic._numbers)
-            self._remove_deleted()
+            left = self._remove_deleted()
             log.info("deleted topic %s", name)
+            for error in [left[each] for each in aside if each in left]:
+                error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
+                raise error
 
-    def _set_aside(self, name: str, numbers: Iterable[int]) -> None:
+    def _set_aside(self, name: str, numbers: Iterable[int]) -> list[str]:
         """Give directories the name under which they are deleted, whoever opens next."""
+        targets = []
         for number in numbers:
             source = f"{name}-{number}"
             suffix = f".{uuid.uuid4().hex}-delete"
@@ -631,20 +651,37 @@ class Store(Mapping[str, Topic], Closeable):
             target = f"{name[: 255 - len(suffix) - len(str(number)) - 1]}-{number}{suffix}"
             with contextlib.suppress(FileNotFoundError):
                 self._directory.rename(source, target)
+            targets.append(target)
         self._directory.sync()
+        return targets
 
-    def _remove_deleted(self) -> None:
+    def _remove_deleted(self) -> dict[str, OSError]:
+        """Remove directories that were set aside; those that could not be removed, and why."""
+        left = {}
         for name in self._directories():
             if is_deleted(name):
-                self._remove_directory(name)
+                try:
+                    self._remove_directory(name)
+                except OSError as error:
+                    log.warning("%s cannot be removed: %s", self.path / name, error)
+                    left[name] = error
+        return left
 
     def _remove_directory(self, name: str) -> None:
+        """Remove a directory, or at least all files in it; then the first error is raised."""
+        faults = []
         directory = self._directory.below(name)
         try:
             for inside in directory.names():
-                directory.unlink(inside)
+                try:
+                    directory.unlink(inside)
+                except OSError as error:
+                    error.filename = str(directory.path / inside)
+                    faults.append(error)
         finally:
             directory.close()
+        if faults:
+            raise faults[0]
         with contextlib.suppress(FileNotFoundError), self._directory as fd:
             os.rmdir(name, dir_fd=fd)
 

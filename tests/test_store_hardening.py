@@ -1,9 +1,12 @@
-"""A store against kills at bad moments."""
+"""A store against kills at bad moments and foreign things in it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,3 +222,65 @@ def test_a_reader_does_not_take_a_writer_that_comes_or_goes_for_a_broker(
         assert not CleanShutdown.read(reading).foreign
     reading.close()
     assert looks == 3
+
+
+# ---- a deletion that cannot be finished ----
+
+
+def test_what_cannot_be_deleted_does_not_keep_the_store_from_opening(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_store() as store:
+        store.create_topic("t", 2).append(b"x", partition=0)
+        store.create_topic("other").append(b"precious")
+        (store.path / "t-0" / "backup").mkdir()
+        (store.path / "t-0" / "backup" / "photo").write_bytes(b"meow")
+        with pytest.raises(OSError, match="t-0") as caught:
+            store.delete_topic("t")
+        assert "topic 't' is deleted" in caught.value.__notes__[0]
+        assert list(store) == ["other"]
+        store.delete_topic("other")  # what is left of another is not its concern
+        store.create_topic("t").append(b"anew")
+        store.create_topic("other").append(b"precious")
+    (left,) = store.path.glob("*-delete")
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING), make_store() as store:
+            assert list(store.recovery.unfinished) == [left.name]
+            assert store.recovery.clean, "it stands in nobody's way"
+            assert values(store["t"][0]) == [b"anew"] and values(store["other"][0]) == [b"precious"]
+        assert left.name in caplog.text
+        caplog.clear()
+        assert [entry.name for entry in left.iterdir()] == ["backup"], "the records are gone"
+        assert (left / "backup" / "photo").read_bytes() == b"meow"
+    shutil.rmtree(left / "backup")
+    with make_store() as store:
+        assert not store.recovery.unfinished and not left.exists()
+
+
+@pytest.mark.parametrize("change", ["deleting", "creating_from"])
+def test_a_directory_that_cannot_be_set_aside_does_not_keep_the_store_from_opening(
+    change: str, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that something is mounted on: it is busy as long as that lasts."""
+    with make_store() as store:
+        store.create_topic("t").append(b"x")
+        store.create_topic("other").append(b"precious")
+    catalogue = store.path / "logstore.topics"
+    content = json.loads(catalogue.read_text())
+    content["topics"]["t"][change] = {"deleting": True, "creating_from": 0}[change]
+    catalogue.write_text(json.dumps(content))
+    rename = Directory.rename
+
+    def busy(self: Directory, source: str, target: str) -> None:
+        if source == "t-0":
+            raise OSError(16, os.strerror(16), source)
+        rename(self, source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "rename", busy)
+        with make_store() as store:
+            assert list(store) == ["other"] and values(store["other"][0]) == [b"precious"]
+            assert list(store.recovery.unfinished) == ["t"] and not store.recovery.removed
+    with make_store() as store:
+        assert store.recovery.removed == ["t"] and not store.recovery.unfinished
+        assert list(store) == ["other"] and not list(store.path.glob("t-0*"))

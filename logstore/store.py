@@ -616,7 +616,9 @@ class Store(Mapping[str, Topic], Closeable):
                 topic._config = after
                 if after != before:
                     for partition in topic._opened.values():
-                        partition.reconfigure(after)
+                        # One that someone closed takes them over when it is opened again.
+                        with contextlib.suppress(ClosedError):
+                            partition.reconfigure(after)
             return after
 
     def delete_topic(self, name: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import FencedError, Partition, Store
+from logstore import ConfigError, FencedError, Partition, Store
 from logstore._files import Directory
 from logstore.root import CleanShutdown
 
@@ -284,3 +284,31 @@ def test_a_directory_that_cannot_be_set_aside_does_not_keep_the_store_from_openi
     with make_store() as store:
         assert store.recovery.removed == ["t"] and not store.recovery.unfinished
         assert list(store) == ["other"] and not list(store.path.glob("t-0*"))
+
+
+# ---- settings and handles that are closed ----
+
+
+def test_altering_passes_over_partitions_that_someone_closed(make_store: MakeStore) -> None:
+    with make_store() as store:
+        topic = store.create_topic("t", 3)
+        for partition in topic:
+            partition.append(b"x")
+        topic[1].close()
+        after = topic.alter({"retention.ms": 1000, "segment.bytes": 4096})
+        assert after.retention_ms == 1000
+        assert [partition.config for partition in topic] == [after] * 3
+    with make_store() as store:
+        assert store["t"].config.retention_ms == 1000
+
+
+def test_settings_that_are_refused_change_nothing(make_store: MakeStore) -> None:
+    with make_store() as store:
+        topic = store.create_topic("t", 2, config={"retention.ms": 5})
+        before = [partition.config for partition in topic]
+        for wrong in ({"retention.ms": -9}, {"no.such.setting": 1}):
+            with pytest.raises(ConfigError):
+                topic.alter(wrong)
+        assert [partition.config for partition in topic] == before == [topic.config] * 2
+    with make_store() as store:
+        assert store["t"].config.retention_ms == 5

@@ -24,6 +24,7 @@ from logstore import _native
 from logstore._files import (
     CLEAN_MARKER,
     CLEAN_TWIN,
+    TOPIC,
     Directory,
     parse_partition_name,
     remove_clean_marker,
@@ -36,6 +37,9 @@ __all__ = ["Catalogue", "CleanShutdown", "NodeIdentity", "TopicEntry", "partitio
 
 # Owned by KRaft itself: never a topic.
 CLUSTER_METADATA = "__cluster_metadata"
+NEVER_TOPICS = (".", "..", CLUSTER_METADATA)
+PARTITIONS_MAX = 1 << 16
+TOO_MUCH = (OverflowError, RecursionError)  # what JSON can hold and Python refuses
 _SET_ASIDE = re.compile(r".+-\d+\.[0-9a-f]{32}-(delete|future|stray)\Z")
 
 
@@ -95,13 +99,19 @@ class TopicEntry:
         settings = dict(content.get("config", ()))
         if settings:
             PartitionConfig.of(settings)
-        return cls(
+        entry = cls(
             parse_uuid(content["id"]),
             int(content["partitions"]),
             settings,
             int(content.get("creating_from", -1)),
             bool(content.get("deleting", False)),
         )
+        # A broker's topic that is being deleted may have any number.
+        if entry.partitions < 1 or (entry.partitions > PARTITIONS_MAX and not entry.deleting):
+            raise ValueError(f"a topic has 1 to {PARTITIONS_MAX} partitions")
+        if not -1 <= entry.creating_from < entry.partitions:
+            raise ValueError(f"creating_from is {entry.creating_from} of {entry.partitions}")
+        return entry
 
 
 class Catalogue:
@@ -125,8 +135,11 @@ class Catalogue:
             return cls(directory, {})
         try:
             topics = json.loads(content)["topics"]
+            for name in topics:  # they become paths
+                if name in NEVER_TOPICS or not TOPIC.match(name):
+                    raise ValueError(f"{name!r} is not a topic's name")
             entries = {name: TopicEntry.from_json(entry) for name, entry in topics.items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, *TOO_MUCH) as error:
             raise ConfigError(
                 f"{directory.path / cls.NAME} cannot be read ({error}): mend it, or remove it to "
                 f"go on with default settings for every topic"

@@ -66,6 +66,7 @@ from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
 from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
 from logstore.root import (
+    PARTITIONS_MAX,
     Catalogue,
     CleanShutdown,
     NodeIdentity,
@@ -81,7 +82,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("logstore.store")
 
-PARTITIONS_MAX = 1 << 16
 RECOVERY_THREADS = min(8, 2 * (os.cpu_count() or 1))
 FILES_PER_PARTITION = 4  # descriptors of one that is written: directory, log, mark, one to spare
 FILES_RESERVED = 128  # for everything else in the process

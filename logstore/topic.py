@@ -19,7 +19,7 @@ from logstore.errors import InvalidNameError, UnknownTopicError
 from logstore.partition import Partition
 from logstore.partitioner import Partitioner
 from logstore.record import Record
-from logstore.root import CLUSTER_METADATA
+from logstore.root import NEVER_TOPICS
 
 __all__ = ["PartitionDescription", "Position", "Topic", "TopicDescription", "check_topic_name"]
 
@@ -71,7 +71,7 @@ def check_topic_name(name: object, existing: Iterable[str] = ()) -> str:
         raise InvalidNameError(
             f"a topic's name has 1 to {TOPIC_LENGTH_MAX} characters, not {len(name)}: {name[:40]!r}"
         )
-    if name in (".", "..", CLUSTER_METADATA):
+    if name in NEVER_TOPICS:
         raise InvalidNameError(f"a topic cannot be named {name!r}")
     if not TOPIC.match(name):
         wrong = sorted({letter for letter in name if not TOPIC.match(letter)})

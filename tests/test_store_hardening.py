@@ -1,4 +1,4 @@
-"""A store against kills at bad moments and foreign things in it."""
+"""A store against kills at bad moments, foreign things in it and a planted catalogue."""
 
 from __future__ import annotations
 
@@ -312,3 +312,57 @@ def test_settings_that_are_refused_change_nothing(make_store: MakeStore) -> None
         assert [partition.config for partition in topic] == before == [topic.config] * 2
     with make_store() as store:
         assert store["t"].config.retention_ms == 5
+
+
+# ---- a planted catalogue ----
+
+
+@pytest.mark.parametrize(
+    "name", ["../elsewhere/victim", "..", ".", "", "a/b", "x" * 250, "__cluster_metadata", "é"]
+)
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_name_in_the_catalogue_leads_nowhere_but_into_the_store(
+    name: str, readonly: bool, make_store: MakeStore
+) -> None:
+    with make_store("elsewhere") as victim:
+        victim.create_topic("victim").append(b"precious")
+    with make_store() as store:
+        store.create_topic("t")
+    catalogue = store.path / "logstore.topics"
+    content = json.loads(catalogue.read_text())
+    content["topics"][name] = {**content["topics"]["t"], "deleting": True}
+    catalogue.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"logstore\.topics cannot be read.*mend it"):
+        make_store(readonly=readonly)
+    with make_store("elsewhere") as victim:
+        assert victim.recovery.clean and values(victim["victim"][0]) == [b"precious"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"partitions": 1 << 40},
+        {"partitions": -1},
+        {"partitions": float("inf")},
+        {"creating_from": 1 << 40},
+        {"creating_from": -2},
+    ],
+)
+def test_a_number_in_the_catalogue_that_cannot_be_is_an_error(
+    fault: dict[str, float], make_store: MakeStore
+) -> None:
+    with make_store() as store:
+        store.create_topic("t")
+    catalogue = store.path / "logstore.topics"
+    content = json.loads(catalogue.read_text())
+    content["topics"]["t"].update(fault)
+    catalogue.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"logstore\.topics cannot be read"):
+        make_store()
+
+
+def test_a_catalogue_nested_too_deeply_is_an_error(make_store: MakeStore) -> None:
+    make_store().close()
+    (make_store().path / "logstore.topics").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"logstore\.topics cannot be read"):
+        make_store(readonly=True)

@@ -152,6 +152,7 @@ class AppendableLog(WritableLog):
         DiskFullError with nothing appended; IndeterminateAppendError when it cannot be known.
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
+        view = self._view
         spare = self._spare  # this list, even when other settings bring a new one
         try:
             batches = spare.pop()
@@ -162,7 +163,7 @@ class AppendableLog(WritableLog):
             batches._seal()
         first = -1
         try:
-            with self._view.lock:
+            with view.lock:
                 writer = self._writer
                 leadership = self._leadership
                 if writer is not None:
@@ -177,8 +178,8 @@ class AppendableLog(WritableLog):
                 ):
                     first = self._write_locked(batches).start
             spare.append(batches)
-            if self._view.followers:
-                self._view.wake_followers()
+            if view.followers:
+                view.wake_followers()
             if fsync:
                 self._stable.commit.wait_for(first + 1, first)
         except KeyboardInterrupt as interrupt:

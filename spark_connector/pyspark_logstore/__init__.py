@@ -28,4 +28,10 @@ DefaultSource = LogstoreDataSource  # the name Spark looks for
 
 def register(spark: SparkSession) -> None:
     """Make ``format("logstore")`` known to a session that did not find it by itself."""
-    spark.dataSource.register(LogstoreDataSource)
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(LogstoreDataSource)
+    except AnalysisException as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # then it did
+            raise

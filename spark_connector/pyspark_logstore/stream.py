@@ -96,7 +96,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts."""
         subscription = self._subscription()
         start = resolve_start(self._options, subscription.partitions())
-        return _write(start, subscription.ids())
+        self._last_end = _write(start, subscription.ids())
+        return self._last_end
 
     def latestOffset(
         self, start: StreamOffset | None = None, limit: ReadLimit | None = None

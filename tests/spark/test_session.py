@@ -11,7 +11,7 @@ pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"
 import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark_logstore import java_version, local_session
+from pyspark_logstore import java_version, local_session, register
 from pyspark_logstore.session import check_spark
 
 
@@ -58,3 +58,10 @@ def test_the_source_registers_itself_by_its_name(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as caught:
         spark.read.format("logstore").load()
     assert caught.value.getCondition() != "DATA_SOURCE_NOT_FOUND"
+
+
+def test_registering_what_spark_found_by_itself_does_no_harm(spark: SparkSession) -> None:
+    register(spark)
+    register(spark)
+    with pytest.raises(PySparkException, match="option path: is missing"):
+        spark.read.format("logstore").load()

@@ -221,7 +221,22 @@ def test_read_all_available_goes_beyond_the_options(store: Store) -> None:
     assert reader.latestOffset(start, reader.getDefaultReadLimit())["orders"] == {"0": 10}
     assert reader.latestOffset(start, ReadAllAvailable())["orders"] == {"0": 50}
     assert reader.reportLatestOffset()["orders"] == {"0": 50}
-    assert reader.latestOffset()["orders"] == {"0": 50}, "as Spark before 4.2 asks"
+    reader.stop()
+
+
+def test_spark_before_4_2_names_no_start_and_the_limits_hold(store: Store) -> None:
+    from pyspark_logstore.options import SourceOptions
+    from pyspark_logstore.schema import source_schema
+    from pyspark_logstore.stream import StreamReader
+
+    store.create_topic("orders", partitions=1)
+    fill(store, "orders", 0, 25)
+    given = {"path": str(store.path), "subscribe": "orders", "startingOffsets": "earliest"}
+    options = SourceOptions.parse({**given, "maxOffsetsPerTrigger": "10"}, streaming=True)
+    reader = StreamReader(options, source_schema(options))
+    reader.initialOffset()
+    ends = [reader.latestOffset()["orders"]["0"] for _ in range(4)]
+    assert ends == [10, 20, 25, 25]
     reader.stop()
 
 

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, Protocol, overload
 
 from logstore._files import TOPIC
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
-from logstore.errors import InvalidNameError, UnknownTopicError
+from logstore.errors import InvalidNameError, OffsetOutOfRangeError, UnknownTopicError
 from logstore.partition import Partition
 from logstore.partitioner import Partitioner
 from logstore.record import Record
 from logstore.root import NEVER_TOPICS
+from logstore.segment import Segment
 
 __all__ = ["PartitionDescription", "Position", "Topic", "TopicDescription", "check_topic_name"]
 
@@ -328,7 +329,19 @@ class Topic(Sequence[Partition]):
 
 
 def _describe(partition: Partition) -> PartitionDescription:
-    segments = partition.segments
+    while True:
+        generation, segments = partition.generation, partition.segments
+        start = partition.start_offset
+        try:
+            return _describe_once(partition, segments)
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            # Deleted or replaced meanwhile, by another thread or process: look again.
+            moved = partition.moved_since(generation)
+            if not moved and (segments, start) == (partition.segments, partition.start_offset):
+                raise
+
+
+def _describe_once(partition: Partition, segments: Sequence[Segment]) -> PartitionDescription:
     start, end = partition.start_offset, partition.end_offset
     first = next(iter(partition.scan(start, end, max_records=1)), None)
     last = next(iter(partition.scan(max(start, end - 1), end)), None)

@@ -10,11 +10,19 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import logstore
-from logstore import ConfigError, FencedError, Partition, Store
+from logstore import (
+    Compactor,
+    ConfigError,
+    FencedError,
+    OffsetOutOfRangeError,
+    Partition,
+    Store,
+)
 from logstore._files import Directory
 from logstore.root import CleanShutdown
 
@@ -312,6 +320,69 @@ def test_settings_that_are_refused_change_nothing(make_store: MakeStore) -> None
         assert [partition.config for partition in topic] == before == [topic.config] * 2
     with make_store() as store:
         assert store["t"].config.retention_ms == 5
+
+
+# ---- figures of a log that changes meanwhile ----
+
+
+def trim(log: Partition) -> None:
+    log.trim(log.segments[1].base_offset)
+
+
+def trim_inside_a_segment(log: Partition) -> None:
+    log.trim(log.start_offset + 1)
+
+
+def compact(log: Partition) -> None:
+    assert Compactor(log).run().segments
+
+
+@pytest.mark.parametrize("by_reader", [False, True])
+@pytest.mark.parametrize("call", [1, 2])
+@pytest.mark.parametrize("act", [trim, trim_inside_a_segment, compact], ids=lambda a: a.__name__)
+def test_a_topic_is_described_while_its_records_go(
+    act: Callable[[Partition], None],
+    call: int,
+    by_reader: bool,
+    make_store: MakeStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with make_store() as store:
+        config = {"segment.bytes": 1024, "cleanup.policy": "compact"}
+        log = store.create_topic("t", config=config)[0]
+        for i in range(30):
+            log.append(b"x" * 100, key=b"k%d" % (i % 7))
+    store = make_store()  # again: no file of a segment is open
+    log = store["t"][0]
+    topic = (make_store(readonly=True) if by_reader else store)["t"]
+    assert len(topic[0].segments) > 2
+    scan, calls = Partition.scan, 0
+
+    def meanwhile(self: Partition, *args: Any, **kwargs: Any) -> logstore.Scan:
+        nonlocal calls
+        found = scan(self, *args, **kwargs)
+        calls += self is topic[0]
+        if self is topic[0] and calls == call:
+            calls += 1  # the act itself may scan
+            act(log)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "scan", meanwhile)
+        topic.describe()
+    (described,) = topic.describe().partitions
+    assert (described.start_offset, described.end_offset) == (log.start_offset, 30)
+
+
+def test_a_file_that_is_lost_is_an_error_to_describe(make_store: MakeStore) -> None:
+    with make_store() as store:
+        store.create_topic("t").append(b"x")
+        store["t"][0].roll()
+    store = make_store()
+    assert len(store["t"][0].segments) == 2
+    (store.path / "t-0" / LOG).unlink()
+    with pytest.raises((FileNotFoundError, OffsetOutOfRangeError)):
+        store["t"].describe()
 
 
 # ---- a planted catalogue ----

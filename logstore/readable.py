@@ -111,9 +111,10 @@ class ReadableLog:
     @property
     def end_offset(self) -> int:
         """The offset the next record will get."""
-        self._view.look()
-        self._view.check_usable()
-        return self._view.segments[-1].end_offset
+        view = self._view
+        view.look()
+        view.check_usable()
+        return view.segments[-1].end_offset
 
     @property
     def high_watermark(self) -> int:
@@ -218,25 +219,26 @@ class ReadableLog:
             return self._slice(offset)
         if not isinstance(offset, int):
             raise TypeError(f"an offset is an int, not {type(offset).__name__}")
+        view = self._view
         while True:
-            generation = self._view.generation
+            generation = view.generation
             try:
-                return self._get(offset)
+                view.look()
+                view.check_usable()
+                end = view.segments[-1].end_offset
+                wanted = offset + end if offset < 0 else offset
+                if not view.start_offset <= wanted < end:
+                    raise OffsetOutOfRangeError(
+                        offset, start=view.start_offset, end=end, where=self.name
+                    )
+                record = view.find_segment(wanted).get(wanted)
+                if record is None:
+                    raise RecordNotFoundError(wanted, where=self.name)
             except (CorruptLogError, FileNotFoundError, RecordNotFoundError):
-                if not self._view.moved_since(generation):
+                if not view.moved_since(generation):
                     raise
-
-    def _get(self, offset: int) -> Record:
-        end = self.end_offset
-        wanted = offset + end if offset < 0 else offset
-        if not self._view.start_offset <= wanted < end:
-            raise OffsetOutOfRangeError(
-                offset, start=self._view.start_offset, end=end, where=self.name
-            )
-        record = self._view.segment_for(wanted).get(wanted)
-        if record is None:
-            raise RecordNotFoundError(wanted, where=self.name)
-        return record
+            else:
+                return record
 
     def get(self, key: bytes) -> Record | None:
         """The newest record of a key; None when there is none, or it is a tombstone.

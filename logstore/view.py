@@ -124,9 +124,13 @@ class View:
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
         self.check_usable()
+        return self.find_segment(offset)
+
+    def find_segment(self, offset: int) -> Segment:
+        """The same, of a view that was found usable just now."""
         bases, segments = self._snapshot
         segment = segments[max(0, bisect.bisect_right(bases, offset) - 1)]
-        if segment.sealed:
+        if segment.next_base is not None:
             self.keep_warm(segment)
         return segment
 

@@ -231,7 +231,7 @@ void ls_builder_init(ls_builder *builder, size_t batch_bytes, size_t batch_bytes
 
 void ls_builder_free(ls_builder *builder)
 {
-    free(builder->data);
+    ls_memory_give_pages(builder->data);
     builder->data = NULL;
     builder->capacity = 0;
     ls_builder_clear(builder);
@@ -272,10 +272,15 @@ static bool reserve(ls_builder *builder, size_t bytes)
     if (builder->size > 0) {
         memcpy(data, builder->data, builder->size);
     }
-    free(builder->data);
+    ls_memory_give_pages(builder->data);
     builder->data = data;
     builder->capacity = capacity;
     return true;
+}
+
+bool ls_builder_reserve(ls_builder *builder, size_t bytes)
+{
+    return reserve(builder, bytes);
 }
 
 static size_t body_size(const ls_new_record *record, int64_t timestamp_delta, int32_t offset_delta)

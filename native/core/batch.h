@@ -201,6 +201,9 @@ void ls_builder_init(ls_builder *builder, size_t batch_bytes, size_t batch_bytes
 void ls_builder_free(ls_builder *builder);
 void ls_builder_clear(ls_builder *builder);
 
+/* Makes room for so many bytes at once; false: no memory. */
+bool ls_builder_reserve(ls_builder *builder, size_t bytes);
+
 /* LS_OK; LS_END when the open batch is full and must be sealed first; LS_E_TOO_LARGE;
  * LS_E_NO_MEMORY.  On anything but LS_OK the arena is as it was. */
 ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record);

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdalign.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +12,12 @@ enum {
     KEPT_BLOCKS = 48,
     KEPT_BYTES = 48 << 20,             /* in all */
     KEPT_BYTES_MIN = 64 << 10,         /* what is smaller is malloc's business */
+    PAGE_BYTES = 4096,
 };
 
 typedef struct {
     alignas(64) size_t capacity;       /* of what follows, slack not counted */
+    bool pages;                        /* what follows starts at the next page */
 } block_head;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -32,14 +35,15 @@ __attribute__((constructor)) static void survive_forks(void)
 }
 
 /* The kept block that fits best without being more than twice what is asked for. */
-static block_head *take_kept(size_t size)
+static block_head *take_kept(size_t size, bool pages)
 {
     block_head *found = NULL;
     pthread_mutex_lock(&lock);
     size_t best = SIZE_MAX, place = 0;
     for (size_t i = 0; i < kept_count; i++) {
         size_t capacity = kept[i]->capacity;
-        if (capacity >= size && capacity / 2 <= size && capacity < best) {
+        if (kept[i]->pages == pages && capacity >= size && capacity / 2 <= size &&
+            capacity < best) {
             best = capacity;
             place = i;
             found = kept[i];
@@ -55,7 +59,7 @@ static block_head *take_kept(size_t size)
 
 void *ls_memory_take(size_t size)
 {
-    block_head *head = size >= KEPT_BYTES_MIN ? take_kept(size) : NULL;
+    block_head *head = size >= KEPT_BYTES_MIN ? take_kept(size, false) : NULL;
     if (head == NULL) {
         size_t bytes;
         if (__builtin_add_overflow(size, sizeof *head + LS_MEMORY_SLACK, &bytes)) {
@@ -67,6 +71,7 @@ void *ls_memory_take(size_t size)
         }
         head = fresh;
         head->capacity = size;
+        head->pages = false;
     }
     return head + 1;
 }
@@ -83,16 +88,23 @@ void *ls_memory_grow(void *block, size_t used, size_t size)
 
 void *ls_memory_pages(size_t size)
 {
-    void *pages = NULL;
-    return posix_memalign(&pages, 4096, size) == 0 ? pages : NULL;
+    block_head *head = size >= KEPT_BYTES_MIN ? take_kept(size, true) : NULL;
+    if (head == NULL) {
+        size_t bytes;
+        void *fresh = NULL;
+        if (__builtin_add_overflow(size, (size_t)PAGE_BYTES, &bytes) ||
+            posix_memalign(&fresh, PAGE_BYTES, bytes) != 0) {
+            return NULL;
+        }
+        head = fresh;
+        head->capacity = size;
+        head->pages = true;
+    }
+    return (char *)head + PAGE_BYTES;
 }
 
-void ls_memory_give(void *block)
+static void give(block_head *head)
 {
-    if (block == NULL) {
-        return;
-    }
-    block_head *head = (block_head *)block - 1;
     pthread_mutex_lock(&lock);
     if (head->capacity >= KEPT_BYTES_MIN && kept_count < KEPT_BLOCKS &&
         head->capacity <= KEPT_BYTES - kept_bytes) {
@@ -102,4 +114,18 @@ void ls_memory_give(void *block)
     }
     pthread_mutex_unlock(&lock);
     free(head);
+}
+
+void ls_memory_give(void *block)
+{
+    if (block != NULL) {
+        give((block_head *)block - 1);
+    }
+}
+
+void ls_memory_give_pages(void *pages)
+{
+    if (pages != NULL) {
+        give((void *)((char *)pages - PAGE_BYTES));
+    }
 }

@@ -18,8 +18,9 @@ void *ls_memory_take(size_t size);
 void *ls_memory_grow(void *block, size_t used, size_t size);
 
 /* Page-aligned memory for what the kernel copies from or into: starting a few bytes into a page, as a
- * large malloc does, that copy has been seen to take five times as long.  Release with free(). */
+ * large malloc does, that copy has been seen to take five times as long.  No slack. */
 void *ls_memory_pages(size_t size);
+void ls_memory_give_pages(void *pages);
 
 /* NULL is fine. */
 void ls_memory_give(void *block);

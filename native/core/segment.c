@@ -35,7 +35,7 @@ void ls_window_init(ls_window *window, const ls_io *io, int fd, size_t ahead)
 
 void ls_window_free(ls_window *window)
 {
-    free(window->data);
+    ls_memory_give_pages(window->data);
     window->data = NULL;
     window->capacity = 0;
     window->filled = 0;
@@ -57,7 +57,7 @@ static ls_status grow(ls_window *window, size_t need)
         memcpy(data, window->data, window->filled);
     }
     memset(data + need, 0, SLACK_BYTES);
-    free(window->data);
+    ls_memory_give_pages(window->data);
     window->data = data;
     window->capacity = need;
     return ls_ok();

@@ -632,7 +632,11 @@ static bool compress_arena(BuilderObject *self)
     ls_builder *arena = &self->arena;
     ls_builder packed;
     ls_builder_init(&packed, arena->batch_bytes, arena->batch_bytes_max);
-    bool ok = true;
+    /* As large as the arena whose place it takes: neither grows step by step then. */
+    bool ok = ls_builder_reserve(&packed, arena->size);
+    if (!ok) {
+        PyErr_NoMemory();
+    }
     for (size_t at = 0; ok && at < arena->size;) {
         const uint8_t *batch = arena->data + at;
         size_t size = (size_t)ls_load_i32(batch + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;

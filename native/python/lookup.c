@@ -45,6 +45,17 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
     return true;
 }
 
+/* What lies in the window already is dealt with sooner than the GIL is handed over and back. */
+enum { KEPT_BYTES = 2048 };
+
+/* The batch at `found`, verified; or as much of it as is `known` to be needed of a sound one. */
+static ls_status load(ls_window *window, int64_t found, int64_t known, int64_t limit,
+                      ls_batch *batch, const uint8_t **data)
+{
+    return known >= 0 ? ls_window_part(window, found, known, limit, data)
+                      : ls_window_batch(window, found, limit, batch, data);
+}
+
 /* How much of a sound batch to read for one of its records: as far as it should be if all are of
  * the same size, and some more.  When that was not enough the caller takes the longer way. */
 static int64_t part_of(const ls_batch *batch, int64_t offset)
@@ -92,7 +103,7 @@ PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t c
     window->ahead = ahead >= 2048 && ahead < 8192 ? (size_t)ahead : 8192;
     int64_t limit = atomic_load_explicit(&file->end, memory_order_acquire);
     int64_t found = -1;
-    ls_batch batch;
+    ls_batch batch = {0};
     const uint8_t *data = NULL;
     ls_status status;
     int64_t known = -1;                /* bytes to read of a batch that was sound before */
@@ -106,12 +117,14 @@ PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t c
         offset >= batch.base_offset && ls_file_is_verified(file, found)) {
         known = part_of(&batch, offset);
     }
-    Py_BEGIN_ALLOW_THREADS             /* as above */
-    if (status.code == LS_OK) {
-        status = known >= 0 ? ls_window_part(window, found, known, limit, &data)
-                            : ls_window_batch(window, found, limit, &batch, &data);
+    int64_t need = known >= 0 ? known : batch.size;
+    if (status.code == LS_OK && need <= KEPT_BYTES && ls_window_holds(window, found, (size_t)need)) {
+        status = load(window, found, known, limit, &batch, &data);
+    } else if (status.code == LS_OK) {
+        Py_BEGIN_ALLOW_THREADS         /* as above */
+        status = load(window, found, known, limit, &batch, &data);
+        Py_END_ALLOW_THREADS
     }
-    Py_END_ALLOW_THREADS
     PyObject *result = NULL;
     PyObject *bytes = NULL;
     if (status.code == LS_END) {

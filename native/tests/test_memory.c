@@ -29,6 +29,24 @@ static void a_released_block_is_used_again(void)
     CHECK(ls_memory_take(SIZE_MAX) == NULL);
 }
 
+static void released_pages_are_used_again_and_stay_pages(void)
+{
+    char *pages = ls_memory_pages(LARGE);
+    CHECK(pages != NULL && (uintptr_t)pages % 4096 == 0);
+    memset(pages, 1, LARGE);
+    ls_memory_give_pages(pages);
+    char *block = ls_memory_take(LARGE);
+    CHECK(block != NULL && block != pages);
+    CHECK(ls_memory_pages(LARGE - 10) == pages);
+    ls_memory_give(block);
+    ls_memory_give_pages(pages);
+    ls_memory_give_pages(NULL);
+    CHECK(ls_memory_pages(SIZE_MAX) == NULL);
+    char *small = ls_memory_pages(100);
+    CHECK(small != NULL && (uintptr_t)small % 4096 == 0);
+    ls_memory_give_pages(small);
+}
+
 static atomic_bool stop;
 
 static void *use_without_pause(void *unused)
@@ -66,7 +84,8 @@ static void a_child_can_use_the_pool_that_a_thread_of_its_parent_was_using(void)
 int main(void)
 {
     a_released_block_is_used_again();
+    released_pages_are_used_again_and_stay_pages();
     a_child_can_use_the_pool_that_a_thread_of_its_parent_was_using();
-    printf("        test_memory: 2 tests passed\n");
+    printf("        test_memory: 3 tests passed\n");
     return 0;
 }

@@ -3,11 +3,22 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 
 enum { BATCH_BYTES_MAX = 1 << 20 };    /* the windows must not grow with the data */
+enum { SPINS = 1000 };                 /* some 30 microseconds */
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 typedef struct {
     ls_window window;
@@ -29,6 +40,7 @@ struct ls_ahead {
     bool thread_waits;
     bool stopping;
     bool ended;                        /* the thread will load no more */
+    atomic_uint steps;                 /* moves with every window, and at the end */
     bool running;                      /* the caller's: there is a thread to join */
     const ahead_window *current;       /* the caller's: the window in use, which the thread leaves be */
     pid_t process;                     /* which has the thread */
@@ -142,6 +154,7 @@ static void *run(void *argument)
             ahead->next = slot->end;
             ahead->count++;
         }
+        atomic_fetch_add_explicit(&ahead->steps, 1, memory_order_release);
         if (ahead->caller_waits) {
             pthread_cond_signal(&ahead->loaded);
         }
@@ -150,6 +163,7 @@ static void *run(void *argument)
         }
     }
     ahead->ended = true;
+    atomic_fetch_add_explicit(&ahead->steps, 1, memory_order_release);
     pthread_cond_signal(&ahead->loaded);
     pthread_mutex_unlock(&ahead->lock);
     return NULL;
@@ -199,6 +213,19 @@ const uint8_t *ls_ahead_batch(ls_ahead *ahead, int64_t position)
         /* Waking costs a system call: not for every window. */
         if (ahead->thread_waits && ahead->count <= LS_AHEAD_WINDOWS / 2) {
             pthread_cond_signal(&ahead->room);
+        }
+        if (ahead->count == 0 && !ahead->ended) {
+            /* The next window is a few microseconds away: sleeping and waking takes longer. */
+            unsigned seen = atomic_load_explicit(&ahead->steps, memory_order_relaxed);
+            pthread_mutex_unlock(&ahead->lock);
+            for (int i = 0; i < SPINS; i++) {
+                if (atomic_load_explicit(&ahead->steps, memory_order_acquire) != seen) {
+                    break;
+                }
+                relax();
+            }
+            pthread_mutex_lock(&ahead->lock);
+            drop_below(ahead, position);
         }
         while (ahead->count == 0 && !ahead->ended) {
             ahead->caller_waits = true;

@@ -32,7 +32,7 @@ from logstore.producer_state import Origin
 from logstore.record import Record
 from logstore.view import View
 from logstore.writable import WritableLog
-from logstore.writer import Writer, buffer_sizes, codec_number, packing
+from logstore.writer import Writer, builder_settings, codec_number
 
 __all__ = ["AppendableLog"]
 
@@ -92,13 +92,14 @@ class AppendableLog(WritableLog):
         """An empty builder; they are reused, because fresh memory is slow."""
         with contextlib.suppress(IndexError):
             return self._spare.pop()
-        batches = _Batches(
-            **buffer_sizes(self.config, self.config.max_message_bytes, EXTEND_BYTES, self._codec),
-            **packing(self.config, self._codec),
-            before_max_ms=self.config.message_timestamp_before_max_ms,
-            after_max_ms=self.config.message_timestamp_after_max_ms,
-            clock=self._ask_time,
+        settings = builder_settings(
+            self.config,
+            self._codec,
+            None,
+            batch_bytes=self.config.max_message_bytes,
+            write_bytes=EXTEND_BYTES,
         )
+        batches = _Batches(**settings, clock=self._ask_time)
         batches.full = []
         return batches
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from logstore import _native
-from logstore.config import ConfigError, PartitionConfig
+from logstore.config import PartitionConfig
 from logstore.record import BytesColumn
-from logstore.writer import buffer_sizes, codec_number, packing
+from logstore.writer import builder_settings, codec_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,18 +41,10 @@ class BatchEncoder(_native.Builder):
         compression_level: int | None = None,
         config: PartitionConfig | Mapping[str, Any] | None = None,
     ) -> Self:
-        settings = PartitionConfig.of(config)
-        if batch_bytes <= 0:
-            raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
-        codec = codec_number(compression, settings)
-        return super().__new__(
-            cls,
-            **buffer_sizes(settings, batch_bytes, ARENA_BYTES, codec),
-            **packing(settings, codec, compression_level),
-            before_max_ms=settings.message_timestamp_before_max_ms,
-            after_max_ms=settings.message_timestamp_after_max_ms,
-            clock=None,
-        )
+        of = PartitionConfig.of(config)
+        settings = builder_settings(of, codec_number(compression, of), compression_level,
+                                    batch_bytes=batch_bytes, write_bytes=ARENA_BYTES)  # fmt: skip
+        return super().__new__(cls, **settings, clock=None)
 
     def __init__(
         self,

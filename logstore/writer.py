@@ -22,7 +22,7 @@ from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
 
-__all__ = ["Writer", "buffer_sizes", "codec_number", "packing"]
+__all__ = ["Writer", "builder_settings", "codec_number"]
 
 WRITE_BYTES = 1 << 19  # handed over in one system call
 
@@ -48,11 +48,20 @@ def codec_number(name: str | None, config: PartitionConfig) -> int:
     return codecs.CODECS[name]
 
 
-def packing(config: PartitionConfig, codec: int, level: int | None = None) -> dict[str, Any]:
-    """How a builder compresses: as hard as `level` says, else as the configuration does.
+def builder_settings(
+    config: PartitionConfig, codec: int, level: int | None, *, batch_bytes: int, write_bytes: int
+) -> dict[str, Any]:
+    """What a builder of batches for a log of this configuration is made with, but for its clock.
 
-    Raises what a missing package or a bad level raises: now, and not when a batch is full.
+    Its contents always fit into one segment, and can be read again.  It compresses as hard as
+    `level` says, else as the configuration does.  Raises what a missing package or a bad level
+    raises: now, and not when a batch is full.
     """
+    if batch_bytes <= 0:
+        raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
+    largest = min(config.max_message_bytes, config.segment_bytes)
+    if codec:
+        largest = min(largest, config.max_decompressed_message_bytes)
     levels = {number: config.compression_level(name) for name, number in codecs.CODECS.items()}
     if level is not None:
         levels = dict.fromkeys(levels, level)
@@ -62,23 +71,16 @@ def packing(config: PartitionConfig, codec: int, level: int | None = None) -> di
 
     if codec or level is not None:
         compress(codec, memoryview(b""))
-    lent = codecs.is_default_lz4(codec, levels[codec])
-    return {"codec": codec, "compress": compress, "lent_lz4": lent}
-
-
-def buffer_sizes(
-    config: PartitionConfig, batch_bytes: int, write_bytes: int, codec: int
-) -> dict[str, Any]:
-    """Sizes of a builder whose contents always fit into one segment, and can be read again."""
-    largest = min(config.max_message_bytes, config.segment_bytes)
-    if codec:
-        largest = min(largest, config.max_decompressed_message_bytes)
-    batch_bytes = min(batch_bytes, largest)
     return {
-        "batch_bytes": batch_bytes,
+        "batch_bytes": min(batch_bytes, largest),
         "batch_bytes_max": largest,
         # Handed over beyond this, so it holds at most this and one batch more.
         "arena_bytes": max(1, min(write_bytes, config.segment_bytes - largest)),
+        "codec": codec,
+        "compress": compress,
+        "lent_lz4": codecs.is_default_lz4(codec, levels[codec]),
+        "before_max_ms": config.message_timestamp_before_max_ms,
+        "after_max_ms": config.message_timestamp_after_max_ms,
     }
 
 
@@ -101,19 +103,11 @@ class Writer(_native.Builder, Closeable):
         linger: float | None,
         durability: str,
     ) -> Self:
-        if batch_bytes <= 0:
-            raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
         if linger is not None and linger <= 0:
             raise ConfigError(f"linger must be positive seconds or None, not {linger}")
-        codec = codec_number(compression, config)
-        return super().__new__(
-            cls,
-            **buffer_sizes(config, batch_bytes, WRITE_BYTES, codec),
-            **packing(config, codec, compression_level),
-            before_max_ms=config.message_timestamp_before_max_ms,
-            after_max_ms=config.message_timestamp_after_max_ms,
-            clock=clock,
-        )
+        settings = builder_settings(config, codec_number(compression, config), compression_level,
+                                    batch_bytes=batch_bytes, write_bytes=WRITE_BYTES)  # fmt: skip
+        return super().__new__(cls, **settings, clock=clock)
 
     def __init__(
         self,

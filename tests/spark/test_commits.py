@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from pyspark_logstore.prepared import PreparedFile, PreparedWriter, prepared_nam
 
 import logstore
 from logstore import Partition, Store
+from tests.spark import killing
 
 APP = "orders to totals"
 
@@ -137,43 +137,17 @@ def test_a_new_query_under_an_old_name_is_refused(root: Path) -> None:
 # ---- killed ----
 
 
-def count_down(steps: int) -> None:
-    """From now on, the call number `steps` of anything that changes files kills this process."""
-    left = steps
-
-    def counted(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            return original(*args, **kwargs)
-
-        setattr(owner, name, call)
-
-    for owner, name in (
-        (os, "replace"), (os, "fsync"), (Path, "unlink"), (Store, "create_topic"),
-        (Store, "close"), (Partition, "append_batch"), (Partition, "end_transaction"),
-        (Partition, "sync"), (Partition, "trim"),
-    ):  # fmt: skip
-        counted(owner, name)
+#: Everything that changes files or the log.
+STEPS: tuple[tuple[Any, str], ...] = (
+    (os, "replace"), (os, "fsync"), (Path, "unlink"), (Store, "create_topic"),
+    (Store, "close"), (Partition, "append_batch"), (Partition, "end_transaction"),
+    (Partition, "sync"), (Partition, "trim"),
+)  # fmt: skip
 
 
 def killed_at(step: int, act: Callable[[], object]) -> bool:
-    """Whether `act`, in a process of its own, was killed at that step; else it came to its end."""
-    child = os.fork()
-    if child == 0:
-        try:
-            count_down(step)
-            act()
-        except BaseException:  # noqa: BLE001  the exit code tells
-            os._exit(2)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL), status
-    return status != 0
+    """Whether `act` was killed at that step; else it came to its end."""
+    return killing.killed_at(step, act, STEPS)
 
 
 def test_killed_at_any_step_nothing_is_lost_and_nothing_is_there_twice(root: Path) -> None:

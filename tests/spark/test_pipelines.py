@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +32,7 @@ from pyspark_logstore.prepared import PreparedWriter
 
 import logstore
 from logstore import Record
+from tests.spark.killing import killed_at
 
 CONNECTOR = Path(__file__).resolve().parent.parent.parent / "spark_connector"
 HOUR = 3_600_000
@@ -113,36 +113,6 @@ def test_an_export_as_text_by_day(spark: SparkSession, root: Path, tmp_path: Pat
     assert str(row["date"]) == "2023-11-14"
 
 
-def killed(step: int, act: Any, names: tuple[tuple[Any, str], ...]) -> bool:
-    """Whether `act` was killed at the call number `step` of what is named."""
-    child = os.fork()
-    if child == 0:
-        left = step
-
-        def counted(owner: Any, name: str) -> None:
-            original = getattr(owner, name)
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal left
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-                return original(*args, **kwargs)
-
-            setattr(owner, name, call)
-
-        try:
-            for owner, name in names:
-                counted(owner, name)
-            act()
-        except BaseException:  # noqa: BLE001  the exit code tells
-            os._exit(2)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return status != 0
-
-
 def test_an_export_killed_at_any_step_has_every_record_once(
     spark: SparkSession, root: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +129,7 @@ def test_an_export_killed_at_any_step_has_every_record_once(
     assert not list(target.glob("topic=*"))
     watched = ((os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir"))
     steps = 0
-    while killed(steps, lambda: original(target), watched):
+    while killed_at(steps, lambda: original(target), watched):
         steps += 1
     assert steps > 5
     report = export_parquet(spark, root, target, ["orders"], by="hour")
@@ -361,7 +331,7 @@ def test_finish_completes_a_commit_that_was_cut_short(root: Path) -> None:
         writer.added("orders", 0, 1, keyless=True)
         writer.finish()
     watched = ((logstore.Partition, "end_transaction"),)
-    assert killed(0, lambda: Committer(root).commit("app", 0, [prepared]), watched)
+    assert killed_at(0, lambda: Committer(root).commit("app", 0, [prepared]), watched)
     assert b"late" not in values(root, "orders")
     report = finish(root)
     assert report.finished == (("app", 0, 1),)

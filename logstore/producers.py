@@ -6,7 +6,7 @@ the transactions whose ABORT marker lies in the segment.  Both can be computed f
 are, wherever they were not known to be durable: what lies behind the recovery point is replayed
 from the newest snapshot at or below it, whatever other files say.
 
-Callers hold the partition's lock, but for `unstable_offset` and `aborted`, which readers use.
+Callers hold the partition's lock, but for `unstable` and `aborted`, which readers use.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ class DiscardedSnapshot:
 
     path: Path
     reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Unstable:
+    """The first offset of the oldest open transaction."""
+
+    offset: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,9 +81,10 @@ class Producers:
         self._seen: list[AbortedTransaction] = []
         self.state = ProducerState()
         self.discarded: list[DiscardedSnapshot] = []
-        # No committed reader goes here or beyond.  Moves before the bytes of a transaction can be
-        # seen, and back only when its marker and its entry in the index are there.
-        self.unstable_offset = NEVER
+        # No committed reader goes to this offset or beyond.  Moves before the bytes of a transaction
+        # can be seen, and back only when its marker and its entry in the index are there.  A new
+        # object each time: who finds the same one twice knows that none began or ended between.
+        self.unstable = Unstable(NEVER)
 
     # ---- loading ----
 
@@ -191,7 +199,7 @@ class Producers:
     def recompute(self) -> None:
         """Readers may go as far as the state says."""
         first = self.state.first_unstable_offset
-        self.unstable_offset = NEVER if first is None else first
+        self.unstable = Unstable(NEVER if first is None else first)
 
     # ---- appending ----
 
@@ -210,7 +218,7 @@ class Producers:
         """Admitted batches are about to be written, and end there."""
         self._pending = _Pending(admission, end_offset)
         if admission.opened:
-            self.unstable_offset = min(self.unstable_offset, *admission.opened)
+            self.unstable = Unstable(min(self.unstable.offset, *admission.opened))
 
     def settle(self, end_offset: int, segment: Segment) -> None:
         """The log ends there now: apply what has begun, if it was written.  May be repeated."""

@@ -137,8 +137,13 @@ class ReadableLog:
     @property
     def last_stable_offset(self) -> int:
         """What read_committed consumers may read: up to the oldest open transaction."""
-        end = self.end_offset  # first: a transaction that opens now lies behind it
-        return max(min(end, self._view.known_producers().unstable_offset), self._view.start_offset)
+        view = self._view
+        while True:
+            unstable = view.known_producers().unstable
+            end = self.end_offset
+            # An end that lay inside a transaction is no end for whoever then finds it decided.
+            if view.known_producers().unstable is unstable:
+                return max(min(end, unstable.offset), view.start_offset)
 
     @property
     def ongoing_transactions(self) -> list[OngoingTransaction]:

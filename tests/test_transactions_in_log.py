@@ -925,6 +925,34 @@ def test_checking_finds_an_aborted_transaction_that_is_not_listed(make_log: Make
         again.check()
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_that_ends_while_a_reader_looks_is_whole_or_not_there(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    """It ends right behind the moment at which the reader asked where the log does."""
+    log = make_log()
+    producer = Producing(log, 1)
+    plain = Partition.end_offset
+    assert isinstance(plain, property) and plain.fget is not None
+    ask = plain.fget
+    todo = [lambda: producer.transact(b"a"), lambda: producer.transact(b"b", b"c")]
+    todo.append(lambda: producer.end(commit=commit))
+
+    def end_offset(self: Partition) -> int:
+        end: int = ask(self)
+        monkeypatch.setattr(Partition, "end_offset", plain)
+        while todo:
+            todo.pop(0)()
+        return end
+
+    todo.pop(0)()
+    monkeypatch.setattr(Partition, "end_offset", property(end_offset))
+    seen = log.last_stable_offset
+    assert not todo
+    assert seen in (0, 4)
+    assert values(log.scan(isolation="read_committed")) == ([b"a", b"b", b"c"] if commit else [])
+
+
 def test_committed_readers_beside_a_busy_writer_see_whole_transactions(make_log: MakeLog) -> None:
     """Each transaction is three values; the even ones commit."""
     log = make_log(segment_bytes=1 << 14)

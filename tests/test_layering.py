@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a room may import those before it.
 ROOMS = (
-    *("closeable", "errors", "config", "clock", "_native", "_files", "codecs", "record", "batch"),
+    *("closeable", "errors", "config", "clock", "timer"),
+    *("_native", "_files", "codecs", "record", "batch"),
     *("index", "summary", "segment", "checkpoint", "epochs", "root", "producer_state", "producers"),
     *(
         "incoming",

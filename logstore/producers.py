@@ -81,7 +81,7 @@ class Producers:
         self._seen: list[AbortedTransaction] = []
         self.state = ProducerState()
         self.discarded: list[DiscardedSnapshot] = []
-        # No committed reader goes to this offset or beyond.  Moves before the bytes of a transaction
+        # No committed reader goes there or beyond.  Moves before the bytes of a transaction
         # can be seen, and back only when its marker and its entry in the index are there.  A new
         # object each time: who finds the same one twice knows that none began or ended between.
         self.unstable = Unstable(NEVER)

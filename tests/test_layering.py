@@ -36,6 +36,7 @@ ROOMS = (
     ),
     *("view", "beside", "leadership", "stable"),
     *("readable", "writable", "appendable", "rewritable", "partition"),
+    *("serialization", "interceptors"),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
     *("transactions", "groups", "replication", "kafka", "testing", "cli"),
 )

@@ -4,58 +4,66 @@
 >>> with Partition.open("data/orders-0") as log:                                # doctest: +SKIP
 ...     log.append(b"hello")
 0
+
+Names are fetched from their rooms when they are first used: `import logstore` itself is quick.
 """
 
-from logstore.batch import BatchHeader, with_producer
-from logstore.clock import Clock, ManualClock, SystemClock
-from logstore.compaction import CompactedSegment, CompactionReport, Compactor
-from logstore.config import ConfigError, PartitionConfig
-from logstore.encoder import BatchEncoder
-from logstore.epochs import EpochEnd, LeaderEpochs
-from logstore.errors import (
-    ClosedError,
-    ConflictError,
-    CorruptLogError,
-    DiskFullError,
-    FencedError,
-    ForkedHandleError,
-    IndeterminateAppendError,
-    InterruptedAppendError,
-    InvalidNameError,
-    InvalidRecordError,
-    LockedError,
-    LogStoreError,
-    NotALogError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-    ReadOnlyError,
-    RecordNotFoundError,
-    RecordTooLargeError,
-    TopicExistsError,
-    TransactionAbortedError,
-    UnknownTopicError,
-    UnsupportedFormatError,
-)
-from logstore.incoming import AppendedBatches
-from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
-from logstore.maintenance import (
-    Maintenance,
-    MaintenanceAct,
-    MaintenanceFault,
-    MaintenanceReport,
-)
-from logstore.partition import Partition
-from logstore.partitioner import KeyPartitioner, Partitioner
-from logstore.producer_state import OngoingTransaction
-from logstore.producers import DiscardedSnapshot
-from logstore.record import BytesColumn, Columns, Record
-from logstore.recovery import Damage, RecoveryReport, TornTail
-from logstore.retention import RetentionDecision, RetentionPolicy
-from logstore.scan import LocatedBatch, Scan, Skipped
-from logstore.segment import Segment
-from logstore.store import Store, StoreRecovery, open
-from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
-from logstore.writer import Writer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logstore.batch import BatchHeader, with_producer
+    from logstore.clock import Clock, ManualClock, SystemClock
+    from logstore.compaction import CompactedSegment, CompactionReport, Compactor
+    from logstore.config import ConfigError, PartitionConfig
+    from logstore.encoder import BatchEncoder
+    from logstore.epochs import EpochEnd, LeaderEpochs
+    from logstore.errors import (
+        ClosedError,
+        ConflictError,
+        CorruptLogError,
+        DiskFullError,
+        FencedError,
+        ForkedHandleError,
+        IndeterminateAppendError,
+        InterruptedAppendError,
+        InvalidNameError,
+        InvalidRecordError,
+        LockedError,
+        LogStoreError,
+        NotALogError,
+        OffsetOutOfRangeError,
+        OutOfOrderSequenceError,
+        ReadOnlyError,
+        RecordNotFoundError,
+        RecordTooLargeError,
+        TopicExistsError,
+        TransactionAbortedError,
+        UnknownTopicError,
+        UnsupportedFormatError,
+    )
+    from logstore.incoming import AppendedBatches
+    from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+    from logstore.maintenance import (
+        Maintenance,
+        MaintenanceAct,
+        MaintenanceFault,
+        MaintenanceReport,
+    )
+    from logstore.partition import Partition
+    from logstore.partitioner import KeyPartitioner, Partitioner
+    from logstore.producer_state import OngoingTransaction
+    from logstore.producers import DiscardedSnapshot
+    from logstore.record import BytesColumn, Columns, Record
+    from logstore.recovery import Damage, RecoveryReport, TornTail
+    from logstore.retention import RetentionDecision, RetentionPolicy
+    from logstore.scan import LocatedBatch, Scan, Skipped
+    from logstore.segment import Segment
+    from logstore.store import Store, StoreRecovery, open
+    from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
+    from logstore.writer import Writer
 
 __version__ = "0.1.0"
 
@@ -130,3 +138,66 @@ __all__ = [
     "open",
     "with_producer",
 ]
+
+# The room of every public name.  A test holds this, the imports above and __all__ together.
+_ROOMS = {
+    "batch": ("BatchHeader", "with_producer"),
+    "clock": ("Clock", "ManualClock", "SystemClock"),
+    "compaction": ("CompactedSegment", "CompactionReport", "Compactor"),
+    "config": ("ConfigError", "PartitionConfig"),
+    "encoder": ("BatchEncoder",),
+    "epochs": ("EpochEnd", "LeaderEpochs"),
+    "errors": (
+        "ClosedError",
+        "ConflictError",
+        "CorruptLogError",
+        "DiskFullError",
+        "FencedError",
+        "ForkedHandleError",
+        "IndeterminateAppendError",
+        "InterruptedAppendError",
+        "InvalidNameError",
+        "InvalidRecordError",
+        "LockedError",
+        "LogStoreError",
+        "NotALogError",
+        "OffsetOutOfRangeError",
+        "OutOfOrderSequenceError",
+        "ReadOnlyError",
+        "RecordNotFoundError",
+        "RecordTooLargeError",
+        "TopicExistsError",
+        "TransactionAbortedError",
+        "UnknownTopicError",
+        "UnsupportedFormatError",
+    ),
+    "incoming": ("AppendedBatches",),
+    "index": ("AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"),
+    "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
+    "partition": ("Partition",),
+    "partitioner": ("KeyPartitioner", "Partitioner"),
+    "producer_state": ("OngoingTransaction",),
+    "producers": ("DiscardedSnapshot",),
+    "record": ("BytesColumn", "Columns", "Record"),
+    "recovery": ("Damage", "RecoveryReport", "TornTail"),
+    "retention": ("RetentionDecision", "RetentionPolicy"),
+    "scan": ("LocatedBatch", "Scan", "Skipped"),
+    "segment": ("Segment",),
+    "store": ("Store", "StoreRecovery", "open"),
+    "topic": ("PartitionDescription", "Position", "Topic", "TopicDescription"),
+    "writer": ("Writer",),
+}
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import the room of a public name, once: from then on the module has it itself."""
+    room = _HOMES.get(name)
+    if room is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

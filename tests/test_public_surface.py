@@ -6,8 +6,11 @@ Additions are fine, and are added below; what is listed does not go away quietly
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -203,6 +206,34 @@ def test_the_public_names_are_these() -> None:
     assert set(logstore.__all__) == NAMES
     assert len(logstore.__all__) == len(NAMES)
     assert all(hasattr(logstore, name) for name in NAMES)
+
+
+def test_every_name_is_fetched_from_the_room_that_the_type_checker_sees() -> None:
+    source = Path(logstore.__file__).read_text("utf-8")
+    (checked,) = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: node.module
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    fetched = {
+        name: f"logstore.{room}" for room, names in logstore._ROOMS.items() for name in names
+    }
+    assert fetched == seen
+    assert set(fetched) == set(logstore.__all__)
+
+
+def test_importing_the_package_imports_no_engine() -> None:
+    loaded = "import logstore, sys; print(*[m for m in sys.modules if m.startswith('logstore.')])"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_an_unknown_name_is_an_attribute_error_and_dir_knows_the_others() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'opne'"):
+        _ = logstore.opne  # type: ignore[attr-defined]
+    assert set(logstore.__all__) <= set(dir(logstore))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from typing import cast
 
 from logstore import _native, incoming
 from logstore.batch import BatchHeader, EndMarker
-from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.config import (
+    INT16_MAX,
+    INT32_MAX,
+    INT64_MAX,
+    ConfigError,
+    PartitionConfig,
+    wants_fsync,
+)
 from logstore.errors import (
     ConflictError,
     IndeterminateAppendError,
@@ -310,9 +317,13 @@ class AppendableLog(WritableLog):
         coordinator's epoch is older than what the log has seen.
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
-        if producer_id < 0 or producer_epoch < 0:
+        if not 0 <= producer_id <= INT64_MAX or not 0 <= producer_epoch <= INT16_MAX:
             raise InvalidRecordError(
                 f"no transaction of producer {producer_id}, epoch {producer_epoch}"
+            )
+        if not 0 <= coordinator_epoch <= INT32_MAX:
+            raise ValueError(
+                f"a coordinator's epoch is an int from 0 to {INT32_MAX}, not {coordinator_epoch}"
             )
         marker = EndMarker(commit, coordinator_epoch)
         with self._view.lock:

@@ -18,6 +18,7 @@ from logstore.errors import LogStoreError
 __all__ = ["ConfigError", "Durability", "PartitionConfig"]
 
 Durability = Literal["fsync", "os"]
+INT16_MAX = (1 << 15) - 1
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 

@@ -202,6 +202,8 @@ class ReadableLog:
                 f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
             )
         for bound in (start, stop):
+            if bound is not None and not isinstance(bound, int):
+                raise TypeError(f"an offset is an int, not {type(bound).__name__}")
             if bound is not None and bound < 0:
                 raise OffsetOutOfRangeError(
                     bound, start=self._view.start_offset, end=self.end_offset, where=self.name

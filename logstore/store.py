@@ -519,8 +519,10 @@ class Store(Mapping[str, Topic], Closeable):
         """
         settings = _own_settings(config)
         self._config.with_settings(settings)
-        if not 1 <= partitions <= PARTITIONS_MAX:
+        if not hasattr(partitions, "__index__") or not 1 <= partitions <= PARTITIONS_MAX:
             raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+        if not isinstance(topic_id, uuid.UUID | None):
+            raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")
         with self._lock:
             self._writable()
             topic = self._topics.get(name)

@@ -7,11 +7,12 @@ topic's settings are and how it is made, changed and deleted is the Store's.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol, SupportsIndex, overload
 
 from logstore._files import TOPIC
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
@@ -33,6 +34,18 @@ class Position(NamedTuple):
     topic: str
     partition: int
     offset: int
+
+
+def partition_number(number: object) -> int:
+    """The number of a partition as a plain int.
+
+    Neither True nor 1.0: both are equal to 1, and would be found where 1 is, and then returned.
+    """
+    if type(number) is int:
+        return number
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+        raise TypeError(f"a partition is told by its number, an int, not {number!r}")
+    return operator.index(number)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,6 +173,7 @@ class Topic(Sequence[Partition]):
         if isinstance(number, slice):
             self._store._look_again()
             return [self[each] for each in self._numbers[number]]
+        number = partition_number(number)
         if number < 0 and -number <= len(self):
             number = self._numbers[number]
         partition = self._opened.get(number)
@@ -218,7 +232,7 @@ class Topic(Sequence[Partition]):
         Returns where it is, once it is as durable as asked for.  Raises what `Partition.append`
         raises.
         """
-        number = self._choose(key, value) if partition is None else partition
+        number = self._choose(key, value) if partition is None else partition_number(partition)
         log = self._opened.get(number)
         if log is None or log.closed:
             log = self._open_partition(number)
@@ -240,6 +254,8 @@ class Topic(Sequence[Partition]):
         partitions were done names these in a note.  One fsync for each partition.
         """
         given = list(records)
+        if partition is not None:
+            partition = partition_number(partition)
         shares: dict[int, list[int]] = {}
         for place, record in enumerate(given):
             number = partition

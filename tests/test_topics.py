@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy
 import pytest
 
 import logstore
@@ -474,3 +475,54 @@ def test_an_error_while_creating_leaves_nothing(
     store.create_topic("new", 3)
     topic.add_partitions(2)
     assert len(topic) == 4
+
+
+# ---- what is not a number ----
+
+
+@pytest.mark.parametrize("number", [True, False, 1.0, "1", None, b"1"])
+def test_a_partition_is_told_by_an_int(store: Store, number: object) -> None:
+    topic = store.create_topic("t", 2)
+    with pytest.raises(TypeError, match="its number, an int"):
+        topic[number]  # type: ignore[call-overload]
+    if number is not None:
+        with pytest.raises(TypeError, match="its number, an int"):
+            topic.append(b"x", partition=number)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="its number, an int"):
+            topic.extend([b"x"], partition=number)  # type: ignore[arg-type]
+    assert [log.end_offset for log in topic] == [0, 0]
+
+
+def test_an_int_of_another_kind_is_a_plain_one_in_a_position(store: Store) -> None:
+    topic = store.create_topic("t", 2)
+    position = topic.append(b"x", partition=numpy.int32(1))
+    assert position == ("t", 1, 0)
+    assert type(position.partition) is int
+
+
+def test_creating_with_what_is_no_number_or_id_names_it(store: Store) -> None:
+    with pytest.raises(ConfigError, match="'2'"):
+        store.create_topic("t", "2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"uuid\.UUID, not 'x'"):
+        store.create_topic("t", topic_id="x")  # type: ignore[arg-type]
+    assert "t" not in store
+
+
+@pytest.mark.parametrize("bound", ["0", 1.5, b""])
+def test_a_bound_of_a_scan_is_an_int(store: Store, bound: object) -> None:
+    log = store.create_topic("t")[0]
+    with pytest.raises(TypeError, match="an offset is an int"):
+        log.scan(bound)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="an offset is an int"):
+        log.scan(0, bound)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("numbers", [(1 << 63, 0, 0), (1, 1 << 15, 0), (1, 0, 1 << 31), (1, 0, -1)])
+def test_ending_a_transaction_with_impossible_numbers(
+    store: Store, numbers: tuple[int, int, int]
+) -> None:
+    log = store.create_topic("t")[0]
+    producer_id, epoch, coordinator = numbers
+    with pytest.raises((InvalidRecordError, ValueError), match=r"transaction|coordinator"):
+        log.end_transaction(producer_id, epoch, commit=True, coordinator_epoch=coordinator)
+    assert log.end_offset == 0

@@ -13,7 +13,7 @@ import collections
 import datetime
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import overload
 
@@ -400,3 +400,15 @@ class ReadableLog:
             return (self.last_stable_offset if committed else self.end_offset) > offset
 
         return self._view.wait_until(reached, deadline)
+
+    def listen(self, heard: Callable[[], object]) -> None:
+        """Have `heard` called after every append; for who waits for several logs at once.
+
+        It runs in the appending thread, perhaps under the log's lock, and must only pass it on.
+        Nobody calls it for appends of another process: there, look again from time to time.
+        """
+        self._view.listen(heard)
+
+    def unlisten(self, heard: Callable[[], object]) -> None:
+        """Call it no more."""
+        self._view.unlisten(heard)

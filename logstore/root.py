@@ -17,7 +17,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from logstore import _native
@@ -83,6 +83,13 @@ class TopicEntry:
     # Partitions from this number on are being created: swept after a crash.  -1: none.
     creating_from: int = -1
     deleting: bool = False
+    # Of a topic whose partitions are made on demand: those that are there.  None: all of them.
+    made: tuple[int, ...] | None = None
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The partitions that must be there."""
+        return range(self.partitions) if self.made is None else self.made
 
     def as_json(self) -> dict[str, Any]:
         content: dict[str, Any] = {"id": uuid_text(self.id), "partitions": self.partitions}
@@ -92,6 +99,8 @@ class TopicEntry:
             content["creating_from"] = self.creating_from
         if self.deleting:
             content["deleting"] = True
+        if self.made is not None:
+            content["made"] = list(self.made)
         return content
 
     @classmethod
@@ -105,7 +114,10 @@ class TopicEntry:
             settings,
             int(content.get("creating_from", -1)),
             bool(content.get("deleting", False)),
+            tuple(int(number) for number in content["made"]) if "made" in content else None,
         )
+        if not all(0 <= number < entry.partitions for number in entry.made or ()):
+            raise ValueError(f"{entry.made} are not among {entry.partitions} partitions")
         # A broker's topic that is being deleted may have any number.
         if entry.partitions < 1 or (entry.partitions > PARTITIONS_MAX and not entry.deleting):
             raise ValueError(f"a topic has 1 to {PARTITIONS_MAX} partitions")

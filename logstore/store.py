@@ -30,7 +30,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
 from logstore.checkpoint import (
@@ -79,6 +79,7 @@ from logstore.topic import Topic, TopicDescription, check_topic_name
 __all__ = ["Store", "StoreRecovery", "open"]
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Closeable)
 
 log = logging.getLogger("logstore.store")
 
@@ -166,6 +167,7 @@ class Store(Mapping[str, Topic], Closeable):
         self._seen: tuple[int, ...] = ()
         self._written: dict[str, dict[TopicPartition, int]] = {}  # checkpoints as they are on disk
         self._partitions_opened = 0
+        self._companions: dict[Callable[[Store], Closeable], Closeable] = {}
         self.identity = NodeIdentity("", -1, "")
         self.recovery = StoreRecovery()
 
@@ -357,7 +359,7 @@ class Store(Mapping[str, Topic], Closeable):
             elif entry.creating_from > 0:
                 found[name] = list(range(entry.creating_from))
             else:  # one that is missing is damage; a broker may have added some
-                found[name] = sorted({*range(entry.partitions), *found.get(name, ())})
+                found[name] = sorted({*entry.numbers, *found.get(name, ())})
         topics = {}
         for name, numbers in found.items():
             known = self._catalogue.entries.get(name)
@@ -539,6 +541,58 @@ class Store(Mapping[str, Topic], Closeable):
                 topic.partitioner = partitioner
             return topic
 
+    def declare_topic(
+        self, name: str, partitions: int, *, config: Mapping[str, Any] | None = None
+    ) -> Topic:
+        """A topic of which a partition is made when it is first needed: see `make_partition`.
+
+        For topics that a coordinator keeps its state in: of many partitions few are ever used.  One
+        that exists is taken as it is.
+        """
+        settings = _own_settings(config)
+        with self._lock:
+            self._writable()
+            topic = self._topics.get(name)
+            if topic is None:
+                check_topic_name(name, self._topics)
+                self._forget_offsets(name, range(partitions))
+                entry = TopicEntry(new_uuid(), partitions, settings, made=())
+                self._catalogue.put(name, entry)
+                log.info("declared topic %s of %d partitions", name, partitions)
+                topic = self._topics[name] = self._make_topic(name, (), entry)
+            return topic
+
+    def declared_partitions(self, name: str) -> int:
+        """How many partitions a topic has, made or not."""
+        topic = self[name]
+        entry = self._catalogue.entries.get(name)
+        there = max(topic._numbers, default=-1) + 1
+        return there if entry is None else max(entry.partitions, there)
+
+    def make_partition(self, name: str, number: int) -> Partition:
+        """A partition of a declared topic, made durably if it is not there yet."""
+        topic = self[name]
+        if number not in topic._numbers:
+            with self._lock:
+                self._writable()
+                entry = self._catalogue.entries.get(name)
+                if number not in topic._numbers and entry is not None and entry.made is not None:
+                    self._make_on_demand(topic, entry, number)
+        return topic[number]
+
+    def _make_on_demand(self, topic: Topic, entry: TopicEntry, number: int) -> None:
+        if not 0 <= number < entry.partitions:
+            raise IndexError(f"topic {topic.name!r} has no partition {number}")
+        # Until it is whole it has the name of one on its way out, which the next open removes.
+        unfinished = f"{topic.name}-{number}.{uuid.uuid4().hex}-delete"
+        self._make_partition(unfinished, entry.id)
+        self._directory.rename(unfinished, f"{topic.name}-{number}")
+        self._directory.sync()
+        made = tuple(sorted({*(entry.made or ()), number}))
+        self._catalogue.put(topic.name, dataclasses.replace(entry, made=made))
+        topic._numbers = sorted({*topic._numbers, number})
+        topic._dense = len(topic._numbers) == entry.partitions
+
     def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
         """Make the directories from number `first` on; the catalogue brackets them."""
         self._forget_offsets(name, range(first, entry.partitions))
@@ -636,6 +690,8 @@ class Store(Mapping[str, Topic], Closeable):
             self._catalogue.put(name, entry)
             del self._topics[name]
             topic._forget()
+            for told in self.deletion_listeners:
+                told(self, name)
             aside = self._set_aside(name, topic._numbers)
             self._catalogue.remove(name)
             self._forget_offsets(name, topic._numbers)
@@ -754,6 +810,23 @@ class Store(Mapping[str, Topic], Closeable):
                 write_offsets(self._directory, name, offsets)
                 self._written[name] = dict(offsets)
 
+    # ---- companions ----
+
+    # Called with (store, topic) when a topic is deleted, before its directories go.
+    deletion_listeners: ClassVar[list[Callable[[Store, str], None]]] = []
+
+    def companion(self, kind: Callable[[Store], C]) -> C:
+        """The one `kind` of this store: made when it is first asked for, closed with the store.
+
+        For the rooms above: a coordinator belongs to a store, not to whoever asks for it first.
+        """
+        with self._lock:
+            self._check_usable()
+            found = self._companions.get(kind)
+            if found is None:
+                found = self._companions[kind] = kind(self)
+            return cast(C, found)
+
     # ---- closing ----
 
     def close(self) -> None:
@@ -763,6 +836,10 @@ class Store(Mapping[str, Topic], Closeable):
         together, as an ExceptionGroup when there are several, and the next open recovers.  Closing
         twice is harmless.
         """
+        if not (self._closed or self._forked):
+            # The newest first, and without the lock: their threads may need it to come to an end.
+            while self._companions:
+                self._companions.popitem()[1].close()
         with self._lock:
             if self._closed:
                 return
@@ -840,6 +917,7 @@ class Store(Mapping[str, Topic], Closeable):
         """After fork: the directory is the parent's; see Partition."""
         self._forked = True
         self._lock = threading.RLock()
+        self._companions = {}
         if self._owner is not None:
             self._owner.release()
 

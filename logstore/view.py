@@ -59,6 +59,7 @@ class View:
         self._producers_loaded = False
         self.followers = 0  # threads that wait for more
         self._appended = threading.Condition(threading.Lock())
+        self._listeners: tuple[Callable[[], object], ...] = ()
 
     @property
     def name(self) -> str:
@@ -240,3 +241,23 @@ class View:
         """Let those who wait look again."""
         with self._appended:
             self._appended.notify_all()
+            listeners = self._listeners
+        for heard in listeners:
+            heard()
+
+    def listen(self, heard: Callable[[], object]) -> None:
+        """Have `heard` called after every append, and when the log is closed.
+
+        It is called by whoever appends, perhaps under the log's lock: it must only pass on that
+        something happened.
+        """
+        with self._appended:
+            self._listeners += (heard,)
+            self.followers += 1
+
+    def unlisten(self, heard: Callable[[], object]) -> None:
+        """Call it no more; one that does not listen is no error."""
+        with self._appended:
+            left = tuple(each for each in self._listeners if each != heard)
+            self.followers -= len(self._listeners) - len(left)
+            self._listeners = left

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a room may import those before it.
 ROOMS = (
-    *("closeable", "errors", "config", "clock", "timer"),
+    *("closeable", "errors", "config", "clock", "timer", "fields"),
     *("_native", "_files", "codecs", "record", "batch"),
     *("index", "summary", "segment", "checkpoint", "epochs", "root", "producer_state", "producers"),
     *(
@@ -38,6 +38,7 @@ ROOMS = (
     *("readable", "writable", "appendable", "rewritable", "partition"),
     *("serialization", "interceptors"),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
+    *("internal_topics", "offsets"),
     *("transactions", "groups", "replication", "kafka", "testing", "cli"),
 )
 # `logstore/__init__.py` gathers the public names: it may import any room, and only these, which

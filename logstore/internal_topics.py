@@ -1,0 +1,61 @@
+"""The topics in which Kafka keeps its own state, and which partition keeps whose.
+
+Their names, settings and numbers of partitions are Kafka's defaults, so that a broker that takes
+the directory over finds groups and transactions where it looks for them.  A topic that exists is
+taken as it is, however many partitions it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from logstore.store import Store
+from logstore.topic import Topic
+
+__all__ = [
+    "CONSUMER_OFFSETS",
+    "INTERNAL_TOPICS",
+    "TRANSACTION_STATE",
+    "coordinator_partition",
+    "internal_topic",
+]
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+PARTITIONS = 50
+INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
+    CONSUMER_OFFSETS: {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": 104_857_600,
+    },
+    TRANSACTION_STATE: {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "segment.bytes": 104_857_600,
+    },
+}
+
+
+def coordinator_partition(name: str, partitions: int) -> int:
+    """The partition that keeps a group or a transactional id: Java's hash of the string.
+
+    >>> coordinator_partition("group1", 50), coordinator_partition("my-group", 50)
+    (40, 12)
+    """
+    units = name.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    if code >= 1 << 31:
+        code = (1 << 32) - code
+    return (0 if code == 1 << 31 else code) % partitions
+
+
+def internal_topic(store: Store, name: str) -> Topic:
+    """One of the two topics; declared when it is missing.
+
+    Its partitions are made when they are first written to: ``store.make_partition(name, number)``.
+    """
+    return store.declare_topic(name, PARTITIONS, config=INTERNAL_TOPICS[name])

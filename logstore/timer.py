@@ -170,12 +170,11 @@ class TimingWheel:
             held = self._slots[(level << BITS) | slot]
             assert held is not None
             self._occupied[level] &= ~(1 << slot)
+            self._now = start
             if level == 0:
-                self._now = start
                 due += held
                 held.clear()
                 continue
-            self._now = start
             moving = list(held)
             held.clear()
             for timeout in moving:

@@ -17,7 +17,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from logstore import _native
@@ -131,9 +131,16 @@ class Catalogue:
 
     NAME = "logstore.topics"
 
-    def __init__(self, directory: Directory, entries: Mapping[str, TopicEntry]) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        entries: Mapping[str, TopicEntry],
+        deleted: tuple[str, ...] = (),
+    ) -> None:
         self._directory = directory
         self.entries = dict(entries)
+        # Topics that were deleted, and whose committed offsets are still to go.
+        self.deleted = deleted
 
     @classmethod
     def read(cls, directory: Directory) -> Catalogue:
@@ -146,7 +153,9 @@ class Catalogue:
         except FileNotFoundError:
             return cls(directory, {})
         try:
-            topics = json.loads(content)["topics"]
+            found = json.loads(content)
+            topics = found["topics"]
+            deleted = tuple(str(name) for name in found.get("deleted", ()))
             for name in topics:  # they become paths
                 if name in NEVER_TOPICS or not TOPIC.match(name):
                     raise ValueError(f"{name!r} is not a topic's name")
@@ -156,19 +165,32 @@ class Catalogue:
                 f"{directory.path / cls.NAME} cannot be read ({error}): mend it, or remove it to "
                 f"go on with default settings for every topic"
             ) from None
-        return cls(directory, entries)
+        return cls(directory, entries, deleted)
 
     def put(self, name: str, entry: TopicEntry) -> None:
-        self._replace({**self.entries, name: entry})
+        self._replace({**self.entries, name: entry}, self.deleted)
 
     def remove(self, name: str) -> None:
-        self._replace({other: entry for other, entry in self.entries.items() if other != name})
+        left = {other: entry for other, entry in self.entries.items() if other != name}
+        self._replace(left, self.deleted)
 
-    def _replace(self, entries: dict[str, TopicEntry]) -> None:
+    def begin_deletion(self, name: str, entry: TopicEntry, *, noted: bool) -> None:
+        """As `put`; when it is to be `noted`, the name stays in `deleted` until it is taken out."""
+        deleted = (*self.deleted, name) if noted and name not in self.deleted else self.deleted
+        self._replace({**self.entries, name: entry}, deleted)
+
+    def forget_deleted(self, names: Collection[str]) -> None:
+        """What depended on these topics is gone."""
+        self._replace(self.entries, tuple(name for name in self.deleted if name not in names))
+
+    def _replace(self, entries: dict[str, TopicEntry], deleted: tuple[str, ...]) -> None:
         topics = {name: entries[name].as_json() for name in sorted(entries)}
-        text = json.dumps({"version": 1, "topics": topics}, indent=1)
+        content: dict[str, Any] = {"version": 1, "topics": topics}
+        if deleted:
+            content["deleted"] = list(deleted)
+        text = json.dumps(content, indent=1)
         self._directory.replace(self.NAME, text.encode() + b"\n")
-        self.entries = entries
+        self.entries, self.deleted = entries, deleted
 
 
 # ---- whose directory it is ----

@@ -28,9 +28,9 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
 from logstore.checkpoint import (
@@ -88,6 +88,7 @@ FILES_PER_PARTITION = 4  # descriptors of one that is written: directory, log, m
 FILES_RESERVED = 128  # for everything else in the process
 SETTLED_NS = 1_000_000_000  # a directory's time that is older than this tells of every change
 
+COMMITTED_OFFSETS = "__consumer_offsets"  # where offsets of deleted topics have to go as well
 CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -687,11 +688,10 @@ class Store(Mapping[str, Topic], Closeable):
             self._writable()
             topic = self[name]
             entry = dataclasses.replace(self._entry_of(topic), deleting=True)
-            self._catalogue.put(name, entry)
+            noted = COMMITTED_OFFSETS in self._topics and name != COMMITTED_OFFSETS
+            self._catalogue.begin_deletion(name, entry, noted=noted)
             del self._topics[name]
             topic._forget()
-            for told in self.deletion_listeners:
-                told(self, name)
             aside = self._set_aside(name, topic._numbers)
             self._catalogue.remove(name)
             self._forget_offsets(name, topic._numbers)
@@ -700,6 +700,22 @@ class Store(Mapping[str, Topic], Closeable):
             for error in [left[each] for each in aside if each in left]:
                 error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
                 raise error
+
+    @property
+    def deleted_topics(self) -> tuple[str, ...]:
+        """Topics that were deleted, and whose committed offsets are still to go."""
+        return self._catalogue.deleted
+
+    def forget_deleted_topics(self, names: Collection[str]) -> None:
+        """Their committed offsets are gone; for who keeps them."""
+        with self._lock:
+            self._writable()
+            self._catalogue.forget_deleted(names)
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock it was opened with; None: the machine's own."""
+        return self._clock
 
     def _set_aside(self, name: str, numbers: Iterable[int]) -> list[str]:
         """Give directories the name under which they are deleted, whoever opens next."""
@@ -811,9 +827,6 @@ class Store(Mapping[str, Topic], Closeable):
                 self._written[name] = dict(offsets)
 
     # ---- companions ----
-
-    # Called with (store, topic) when a topic is deleted, before its directories go.
-    deletion_listeners: ClassVar[list[Callable[[Store, str], None]]] = []
 
     def companion(self, kind: Callable[[Store], C]) -> C:
         """The one `kind` of this store: made when it is first asked for, closed with the store.

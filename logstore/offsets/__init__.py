@@ -1,0 +1,29 @@
+"""Committed offsets and group metadata, in Kafka's own topic ``__consumer_offsets``.
+
+records: what a key and a value of that topic say, byte for byte.
+ledger: one partition of it, replayed; pure.
+book: all of it for one store: reading, committing, alone or as a part of a transaction.
+"""
+
+from logstore.offsets.book import OffsetBook, as_committed
+from logstore.offsets.ledger import Ledger
+from logstore.offsets.records import (
+    CommittedOffset,
+    GroupKey,
+    GroupMetadata,
+    MemberMetadata,
+    OffsetKey,
+    TopicPartition,
+)
+
+__all__ = [
+    "CommittedOffset",
+    "GroupKey",
+    "GroupMetadata",
+    "Ledger",
+    "MemberMetadata",
+    "OffsetBook",
+    "OffsetKey",
+    "TopicPartition",
+    "as_committed",
+]

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 import struct
 import threading
 from pathlib import Path
@@ -86,6 +85,17 @@ def boot_id() -> str:
         return ""
 
 
+NO_DIRECTORY = -1  # to the native functions: the name is a path of the user's own
+
+
+def _exists(path: Path) -> bool:
+    try:
+        _native.stat(NO_DIRECTORY, str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 class Directory:
     """An open directory.  `path` is for messages only; access goes through the descriptor.
 
@@ -109,16 +119,15 @@ class Directory:
         self.opening = threading.RLock()
         self.path = Path(path)
         self._text = str(self.path)  # joining paths costs more than opening files
-        if create and not self.path.exists():
+        if create and not _exists(self.path):
             self._create()
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             if root is None:
                 # The directory itself may be reached through a link; what is inside may not.
-                self.fd = os.open(self.path, flags)
+                self.fd = _native.open_directory(NO_DIRECTORY, self._text)
             else:
                 with root as above:
-                    self.fd = os.open(self.path.name, flags | os.O_NOFOLLOW, dir_fd=above)
+                    self.fd = _native.open_directory(above, self.path.name)
         except NotADirectoryError:
             raise NotALogError(f"{self.path} is not a directory") from None
 
@@ -128,16 +137,16 @@ class Directory:
 
     def _create(self) -> None:
         missing = [self.path]
-        while not missing[-1].parent.exists():
+        while not _exists(missing[-1].parent):
             missing.append(missing[-1].parent)
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                _native.make_directory(NO_DIRECTORY, str(path))
+            parent = _native.open_directory(NO_DIRECTORY, str(path.parent))
             try:
                 _native.sync_directory(parent)
             finally:
-                os.close(parent)
+                _native.close_directory(parent)
 
     def __enter__(self) -> int:
         with self._guard:
@@ -155,7 +164,7 @@ class Directory:
     def _really_close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            _native.close_directory(fd)
 
     def close(self) -> None:
         with self._guard:
@@ -168,25 +177,48 @@ class Directory:
 
     def names(self) -> list[str]:
         with self as fd:
-            return os.listdir(fd)
+            return _native.list_directory(fd)
+
+    def directories(self) -> list[str]:
+        """Names of what is a directory in this one; a link is not."""
+        with self as fd:
+            return _native.list_directory(fd, True)
+
+    def make_directory(self, name: str) -> None:
+        with self as fd:
+            _native.make_directory(fd, name)
+
+    def remove_directory(self, name: str) -> None:
+        """Remove an empty directory."""
+        with contextlib.suppress(FileNotFoundError), self as fd:
+            _native.remove_directory(fd, name)
 
     def size(self, name: str) -> int:
         """Size of a regular file; a link or anything else is refused."""
         with self as fd:
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode):
+            regular, _, size, _, _ = _native.stat(fd, name)
+        if not regular:
             raise NotALogError(f"{self.path / name} is not a regular file")
-        return status.st_size
+        return size
+
+    def times_ns(self, name: str = "") -> tuple[int, int]:
+        """When a file, or the directory itself, was last read and last changed."""
+        with self as fd:
+            _, _, _, accessed, modified = _native.stat(fd, name)
+        return accessed, modified
+
+    def set_times_ns(self, name: str, times: tuple[int, int]) -> None:
+        with self as fd:
+            _native.set_times(fd, name, *times)
 
     def modified_ms(self, name: str) -> int:
         """When a file was last written to."""
-        with self as fd:
-            return os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime_ns // 1_000_000
+        return self.times_ns(name)[1] // 1_000_000
 
     def exists(self, name: str) -> bool:
         try:
             with self as fd:
-                os.stat(name, dir_fd=fd, follow_symlinks=False)
+                _native.stat(fd, name)
         except FileNotFoundError:
             return False
         return True
@@ -202,19 +234,7 @@ class Directory:
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
         """The contents of a small file: without the window that a `_native.File` reads through."""
         with self as fd:
-            try:
-                file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=fd)
-            except OSError as error:
-                error.filename = f"{self._text}/{name}"
-                raise
-        try:
-            left = min(os.fstat(file).st_size, max_bytes)
-            content = os.read(file, left)
-            while len(content) < left and (piece := os.read(file, left - len(content))):
-                content += piece
-            return content
-        finally:
-            os.close(file)
+            return _native.read_file(fd, name, f"{self._text}/{name}", max_bytes)
 
     def write(self, name: str, data: bytes, *, sync: bool) -> None:
         """Replace a file's contents in place: for hints that recovery can rebuild."""
@@ -305,14 +325,14 @@ class DirectoryLock:
     NAME = ".lock"
 
     def __init__(self, directory: Directory, *, root: bool = False) -> None:
-        self._fds: list[int] = []
+        self._files: list[_native.File] = []
         self._root: DirectoryLock | None = None  # kept alive by those who share it
         self.created = root and not directory.exists(self.NAME)
         try:
-            fd = self._acquire(directory, fcntl.F_WRLCK, create=True)
+            file = self._acquire(directory, fcntl.F_WRLCK, create=True)
             with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{os.getpid()} {boot_id()}\n".encode(), 0)
+                file.truncate(0)
+                file.pwrite(f"{os.getpid()} {boot_id()}\n".encode(), 0)
             if not root:
                 self._take_part(directory.path.absolute().parent)
         except BaseException:
@@ -333,7 +353,7 @@ class DirectoryLock:
     def share(self) -> DirectoryLock:
         """For a partition below the root that this lock is for: the root's lock serves it, too."""
         shared = DirectoryLock.__new__(DirectoryLock)
-        shared._fds, shared._root, shared.created = [], self, False
+        shared._files, shared._root, shared.created = [], self, False
         return shared
 
     def check_free(self, directory: Directory) -> None:
@@ -345,39 +365,38 @@ class DirectoryLock:
             finally:
                 shared.release()
 
-    def _acquire(self, directory: Directory, kind: int, *, create: bool) -> int:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-        fd = os.open(self.NAME, flags, 0o600, dir_fd=directory.fd)
-        self._fds.append(fd)
-        if not _set_lock(fd, kind):
-            pid, holder = _holder(fd)
+    def _acquire(self, directory: Directory, kind: int, *, create: bool) -> _native.File:
+        file = directory.open(self.NAME, write=True, create=create)
+        self._files.append(file)
+        if not _set_lock(file.fileno(), kind):
+            pid, holder = _holder(file)
             raise LockedError(directory.path / self.NAME, pid=pid, holder=holder)
-        return fd
+        return file
 
     def release(self) -> None:
         """Give the lock back; closing the file is what does it."""
         self._root = None
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            os.close(fd)
+        files, self._files = self._files, []
+        for file in files:
+            file.close()
 
     def __del__(self) -> None:
         self.release()
 
 
-def _holder(fd: int) -> tuple[int | None, str]:
+def _holder(file: _native.File) -> tuple[int | None, str]:
     """Process and command of whoever holds a lock: the kernel knows a broker, the file us."""
     pid = -1
     if _OFD_SETLK is not None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         with contextlib.suppress(OSError):
-            pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[4]
+            pid = _FLOCK.unpack(fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked))[4]
     if pid <= 0:  # an open-file-description lock has no process
-        words = os.pread(fd, 256, 0).split()
+        words = file.pread(256, 0).split()
         if not words or not words[0].isdigit():
             return None, ""
         pid = int(words[0])
     command = ""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
+        command = line.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
     return pid, command

@@ -537,9 +537,9 @@ class Compactor:
     def _keep_time(self, name: str, segment: Segment) -> None:
         """The new file is as old as the last of those it replaces."""
         source = segment_name(segment.base_offset, ".log")
-        with self.partition.directory as fd, contextlib.suppress(FileNotFoundError):
-            times = os.stat(source, dir_fd=fd, follow_symlinks=False)
-            os.utime(name, ns=(times.st_atime_ns, times.st_mtime_ns), dir_fd=fd)
+        directory = self.partition.directory
+        with contextlib.suppress(FileNotFoundError):
+            directory.set_times_ns(name, directory.times_ns(source))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

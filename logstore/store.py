@@ -348,8 +348,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _directories(self) -> list[str]:
         """Names of what is a directory at the root; a link is not."""
-        with self._directory as fd, os.scandir(fd) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return self._directory.directories()
 
     def _look_around(self) -> None:
         """Bring the topics up to what directory and catalogue say now."""
@@ -423,10 +422,9 @@ class Store(Mapping[str, Topic], Closeable):
             self._seen = seen if settled else ()
 
     def _change_times(self) -> tuple[int, ...]:
-        with self._directory as fd:
-            times = [os.stat(fd).st_mtime_ns]
-            with contextlib.suppress(FileNotFoundError):
-                times.append(os.stat(Catalogue.NAME, dir_fd=fd).st_mtime_ns)
+        times = [self._directory.times_ns()[1]]
+        with contextlib.suppress(FileNotFoundError):
+            times.append(self._directory.times_ns(Catalogue.NAME)[1])
         return tuple(times)
 
     @property
@@ -611,8 +609,7 @@ class Store(Mapping[str, Topic], Closeable):
             raise
 
     def _make_partition(self, name: str, topic_id: uuid.UUID) -> None:
-        with self._directory as fd:
-            os.mkdir(name, 0o700, dir_fd=fd)
+        self._directory.make_directory(name)
         directory = self._directory.below(name)
         try:
             # Not one by one atomic: the catalogue says that the whole directory is being made.
@@ -758,8 +755,7 @@ class Store(Mapping[str, Topic], Closeable):
             directory.close()
         if faults:
             raise faults[0]
-        with contextlib.suppress(FileNotFoundError), self._directory as fd:
-            os.rmdir(name, dir_fd=fd)
+        self._directory.remove_directory(name)
 
     # ---- durability ----
 

@@ -47,7 +47,7 @@ FACADE = "logstore"
 MAY_USE_FACADE = frozenset({"testing", "cli"})
 
 CORE_ROOMS = (
-    *("status", "format", "crc32c", "murmur2", "io", "memory", "lz4_frame"),
+    *("status", "format", "crc32c", "murmur2", "io", "watch", "memory", "lz4_frame"),
     *("batch", "run", "columns", "index", "segment", "ahead", "offset_map", "cleaner"),
 )
 

@@ -5,6 +5,7 @@
 ``model``        ``LogModel``: what a partition means, as a list
 ``transactions`` ``TransactionModel``: the same for producers and transactions
 ``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
+``io``           ``record_io`` and ``inject_io``: the calls to the disk, written down or spoiled
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
 """
 
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from logstore.testing.compaction import CompactionRules, reference_compaction
 from logstore.testing.invariants import check_invariants
+from logstore.testing.io import Fault, Injected, Operation, Trace, inject_io, record_io
 from logstore.testing.model import LogModel, as_reference
 from logstore.testing.reference import (
     FormatViolation,
@@ -30,19 +32,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompactionRules",
+    "Fault",
     "FormatViolation",
+    "Injected",
     "LogModel",
     "ModelBatch",
     "ModelProducer",
+    "Operation",
     "ReferenceBatch",
     "ReferenceRecord",
+    "Trace",
     "TransactionModel",
     "as_reference",
     "batches",
     "check_invariants",
     "decode_batch",
     "encode_batch",
+    "inject_io",
     "read_log",
+    "record_io",
     "record_lists",
     "records",
     "reference_compaction",

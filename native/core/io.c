@@ -3,9 +3,12 @@
 #endif
 #include "io.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -62,10 +65,16 @@ static int64_t posix_size(const ls_io *io, int fd)
     return fstat(fd, &status) < 0 ? -errno : (int64_t)status.st_size;
 }
 
+static int at(int directory)
+{
+    return directory == LS_NO_DIRECTORY ? AT_FDCWD : directory;
+}
+
 static int posix_open(const ls_io *io, int directory, const char *name, int flags, unsigned mode)
 {
     (void)io;
-    int fd = openat(directory, name, flags | O_CLOEXEC | O_NOFOLLOW, (mode_t)mode);
+    flags |= O_CLOEXEC | (directory == LS_NO_DIRECTORY ? 0 : O_NOFOLLOW);
+    int fd = openat(at(directory), name, flags, (mode_t)mode);
     if (fd < 0) {
         return -errno;
     }
@@ -98,6 +107,122 @@ static int posix_unlink(const ls_io *io, int directory, const char *name)
     return unlinkat(directory, name, 0) < 0 ? -errno : 0;
 }
 
+static int posix_mkdir(const ls_io *io, int directory, const char *name, unsigned mode)
+{
+    (void)io;
+    return mkdirat(at(directory), name, (mode_t)mode) < 0 ? -errno : 0;
+}
+
+static int posix_rmdir(const ls_io *io, int directory, const char *name)
+{
+    (void)io;
+    return unlinkat(directory, name, AT_REMOVEDIR) < 0 ? -errno : 0;
+}
+
+static int64_t nanoseconds(struct timespec time)
+{
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static int posix_stat(const ls_io *io, int directory, const char *name, ls_file_status *status)
+{
+    (void)io;
+    struct stat found;
+    int result = name[0] == '\0'
+        ? fstat(directory, &found)
+        : fstatat(at(directory), name, &found,
+                  directory == LS_NO_DIRECTORY ? 0 : AT_SYMLINK_NOFOLLOW);
+    if (result < 0) {
+        return -errno;
+    }
+#if defined(__APPLE__)
+    struct timespec accessed = found.st_atimespec, modified = found.st_mtimespec;
+#else
+    struct timespec accessed = found.st_atim, modified = found.st_mtim;
+#endif
+    *status = (ls_file_status){
+        .regular = S_ISREG(found.st_mode),
+        .directory = S_ISDIR(found.st_mode),
+        .size = (int64_t)found.st_size,
+        .accessed_ns = nanoseconds(accessed),
+        .modified_ns = nanoseconds(modified),
+    };
+    return 0;
+}
+
+static bool is_directory(int directory, const struct dirent *entry)
+{
+    if (entry->d_type != DT_UNKNOWN) {
+        return entry->d_type == DT_DIR;
+    }
+    struct stat found;
+    return fstatat(directory, entry->d_name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISDIR(found.st_mode);
+}
+
+static int posix_list(const ls_io *io, int directory, ls_visit visit, void *context)
+{
+    (void)io;
+    /* Opened anew: a copy of the descriptor would share its place with another listing. */
+    int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return -errno;
+    }
+    DIR *stream = fdopendir(fd);
+    if (stream == NULL) {
+        int result = -errno;
+        close(fd);
+        return result;
+    }
+    int result = 0;
+    while (result >= 0) {
+        errno = 0;
+        const struct dirent *entry = readdir(stream);
+        if (entry == NULL) {
+            result = -errno;
+            break;
+        }
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            result = visit(context, entry->d_name, is_directory(fd, entry));
+        }
+    }
+    closedir(stream);
+    return result;
+}
+
+static int posix_set_times(const ls_io *io, int directory, const char *name, int64_t accessed_ns,
+                           int64_t modified_ns)
+{
+    (void)io;
+    struct timespec times[2] = {
+        {.tv_sec = (time_t)(accessed_ns / 1000000000), .tv_nsec = (long)(accessed_ns % 1000000000)},
+        {.tv_sec = (time_t)(modified_ns / 1000000000), .tv_nsec = (long)(modified_ns % 1000000000)},
+    };
+    return utimensat(directory, name, times, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : 0;
+}
+
+static int posix_allocate(const ls_io *io, int fd, int64_t position, int64_t size)
+{
+    (void)io;
+#if defined(__APPLE__)
+    (void)fd, (void)position, (void)size;
+    return -ENOTSUP;
+#else
+    return -posix_fallocate(fd, (off_t)position, (off_t)size);
+#endif
+}
+
+static int posix_forget(const ls_io *io, int fd, int64_t position, int64_t size)
+{
+    (void)io;
+#if defined(__APPLE__)
+    (void)fd, (void)position, (void)size;
+    return 0;
+#else
+    return -posix_fadvise(fd, (off_t)position, (off_t)size, POSIX_FADV_DONTNEED);
+#endif
+}
+
 const ls_io ls_io_posix = {
     .pread = posix_pread,
     .pwrite = posix_pwrite,
@@ -109,6 +234,168 @@ const ls_io ls_io_posix = {
     .close = posix_close,
     .rename = posix_rename,
     .unlink = posix_unlink,
+    .mkdir = posix_mkdir,
+    .rmdir = posix_rmdir,
+    .list = posix_list,
+    .stat = posix_stat,
+    .set_times = posix_set_times,
+    .allocate = posix_allocate,
+    .forget = posix_forget,
+};
+
+/* ---- the choice of this process ---- */
+
+static _Atomic(const ls_io *) chosen = &ls_io_posix;
+
+void ls_io_choose(const ls_io *io)
+{
+    atomic_store_explicit(&chosen, io, memory_order_release);
+}
+
+static const ls_io *backend(void)
+{
+    return atomic_load_explicit(&chosen, memory_order_acquire);
+}
+
+static int64_t process_pread(const ls_io *io, int fd, void *data, size_t size, int64_t position)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->pread(to, fd, data, size, position);
+}
+
+static int64_t process_pwrite(const ls_io *io, int fd, const void *data, size_t size,
+                              int64_t position)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->pwrite(to, fd, data, size, position);
+}
+
+static int process_datasync(const ls_io *io, int fd)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->datasync(to, fd);
+}
+
+static int process_sync(const ls_io *io, int fd)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->sync(to, fd);
+}
+
+static int process_truncate(const ls_io *io, int fd, int64_t size)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->truncate(to, fd, size);
+}
+
+static int64_t process_size(const ls_io *io, int fd)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->size(to, fd);
+}
+
+static int process_open(const ls_io *io, int directory, const char *name, int flags, unsigned mode)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->open(to, directory, name, flags, mode);
+}
+
+static int process_close(const ls_io *io, int fd)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->close(to, fd);
+}
+
+static int process_rename(const ls_io *io, int directory, const char *source, const char *target)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->rename(to, directory, source, target);
+}
+
+static int process_unlink(const ls_io *io, int directory, const char *name)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->unlink(to, directory, name);
+}
+
+static int process_mkdir(const ls_io *io, int directory, const char *name, unsigned mode)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->mkdir(to, directory, name, mode);
+}
+
+static int process_rmdir(const ls_io *io, int directory, const char *name)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->rmdir(to, directory, name);
+}
+
+static int process_list(const ls_io *io, int directory, ls_visit visit, void *context)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->list(to, directory, visit, context);
+}
+
+static int process_stat(const ls_io *io, int directory, const char *name, ls_file_status *status)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->stat(to, directory, name, status);
+}
+
+static int process_set_times(const ls_io *io, int directory, const char *name,
+                             int64_t accessed_ns, int64_t modified_ns)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->set_times(to, directory, name, accessed_ns, modified_ns);
+}
+
+static int process_allocate(const ls_io *io, int fd, int64_t position, int64_t size)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->allocate(to, fd, position, size);
+}
+
+static int process_forget(const ls_io *io, int fd, int64_t position, int64_t size)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->forget(to, fd, position, size);
+}
+
+const ls_io ls_io_process = {
+    .pread = process_pread,
+    .pwrite = process_pwrite,
+    .datasync = process_datasync,
+    .sync = process_sync,
+    .truncate = process_truncate,
+    .size = process_size,
+    .open = process_open,
+    .close = process_close,
+    .rename = process_rename,
+    .unlink = process_unlink,
+    .mkdir = process_mkdir,
+    .rmdir = process_rmdir,
+    .list = process_list,
+    .stat = process_stat,
+    .set_times = process_set_times,
+    .allocate = process_allocate,
+    .forget = process_forget,
 };
 
 ls_status ls_read_at(const ls_io *io, int fd, void *data, size_t size, int64_t position,

@@ -2,15 +2,30 @@
  *
  * Everything that touches a file goes through an ls_io, so that a test can fail, shorten or record
  * any call.  Each function returns a non-negative result or a negated errno; none keeps state.
- * Names are resolved relative to an open directory and never through a symbolic link.
+ * Names are resolved relative to an open directory and never through a symbolic link.  A path without
+ * a directory (LS_NO_DIRECTORY) is the user's own and may go through links.
  */
 #ifndef LS_IO_H
 #define LS_IO_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "status.h"
+
+enum { LS_NO_DIRECTORY = -1 };
+
+typedef struct {
+    bool regular;
+    bool directory;                    /* neither: a link, a socket, ... */
+    int64_t size;
+    int64_t accessed_ns;
+    int64_t modified_ns;
+} ls_file_status;
+
+/* Told one name of a directory; a negative result ends the listing and is its result. */
+typedef int (*ls_visit)(void *context, const char *name, bool is_directory);
 
 typedef struct ls_io ls_io;
 struct ls_io {
@@ -24,9 +39,23 @@ struct ls_io {
     int (*close)(const ls_io *io, int fd);
     int (*rename)(const ls_io *io, int directory, const char *source, const char *target);
     int (*unlink)(const ls_io *io, int directory, const char *name);
+    int (*mkdir)(const ls_io *io, int directory, const char *name, unsigned mode);
+    int (*rmdir)(const ls_io *io, int directory, const char *name);
+    int (*list)(const ls_io *io, int directory, ls_visit visit, void *context);
+    /* An empty name means the directory itself. */
+    int (*stat)(const ls_io *io, int directory, const char *name, ls_file_status *status);
+    int (*set_times)(const ls_io *io, int directory, const char *name, int64_t accessed_ns,
+                     int64_t modified_ns);
+    int (*allocate)(const ls_io *io, int fd, int64_t position, int64_t size);
+    int (*forget)(const ls_io *io, int fd, int64_t position, int64_t size);  /* cached pages */
 };
 
 extern const ls_io ls_io_posix;
+
+/* Hands every call to the backend that this process has chosen: ls_io_posix, unless a test put
+ * another one in its place.  Files that are open already follow the choice. */
+extern const ls_io ls_io_process;
+void ls_io_choose(const ls_io *io);
 
 /* Reads until `size` bytes or the end of the file; short counts and EINTR are handled. */
 ls_status ls_read_at(const ls_io *io, int fd, void *data, size_t size, int64_t position,

@@ -87,7 +87,7 @@ static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->module = module;
-    self->io = &ls_io_posix;
+    self->io = &ls_io_process;
     self->path = Py_NewRef(path);
     self->fd = -1;
     self->closed = true;
@@ -253,6 +253,51 @@ static PyObject *file_size(FileObject *self, PyObject *Py_UNUSED(unused))
     return PyLong_FromLongLong(size);
 }
 
+/* allocate(position, size) and forget(position, size): the same shape of call. */
+static PyObject *file_range(FileObject *self, PyObject *args,
+                            int (*call)(const ls_io *, int, int64_t, int64_t), const char *what)
+{
+    long long position, size;
+    if (!PyArg_ParseTuple(args, "LL", &position, &size)) {
+        return NULL;
+    }
+    if (position < 0 || size < 0) {
+        return PyErr_Format(PyExc_ValueError, "no range: %lld bytes at %lld", size, position);
+    }
+    if (!ls_file_pin(self)) {
+        return NULL;
+    }
+    int result;
+    Py_BEGIN_ALLOW_THREADS             /* pinned */
+    result = call(self->io, self->fd, position, size);
+    Py_END_ALLOW_THREADS
+    ls_file_unpin(self);
+    if (result < 0) {
+        return ls_raise(self->module, ls_fail_os(-result, position, what), self->path, -1, -1);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *file_allocate(FileObject *self, PyObject *args)
+{
+    return file_range(self, args, self->io->allocate, "allocate");
+}
+
+static PyObject *file_forget(FileObject *self, PyObject *args)
+{
+    return file_range(self, args, self->io->forget, "forget");
+}
+
+static PyObject *file_fileno(FileObject *self, PyObject *Py_UNUSED(unused))
+{
+    if (!ls_file_pin(self)) {
+        return NULL;
+    }
+    int fd = self->fd;
+    ls_file_unpin(self);
+    return PyLong_FromLong(fd);
+}
+
 static PyObject *file_get_end(FileObject *self, void *Py_UNUSED(closure))
 {
     return PyLong_FromLongLong(atomic_load_explicit(&self->end, memory_order_acquire));
@@ -300,6 +345,12 @@ static PyMethodDef file_methods[] = {
     {"sync", (PyCFunction)file_sync, METH_NOARGS, PyDoc_STR("fsync")},
     {"truncate", (PyCFunction)file_truncate, METH_O, PyDoc_STR("truncate(size)")},
     {"size", (PyCFunction)file_size, METH_NOARGS, PyDoc_STR("size() of the file now")},
+    {"allocate", (PyCFunction)file_allocate, METH_VARARGS,
+     PyDoc_STR("allocate(position, size): room on the device, and a file at least that long")},
+    {"forget", (PyCFunction)file_forget, METH_VARARGS,
+     PyDoc_STR("forget(position, size): the next read of clean pages is from the device")},
+    {"fileno", (PyCFunction)file_fileno, METH_NOARGS,
+     PyDoc_STR("fileno(): good until close; for locks")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -351,7 +402,7 @@ static PyObject *native_rename(PyObject *self, PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
-    result = ls_io_posix.rename(&ls_io_posix, directory, source, target);
+    result = ls_io_process.rename(&ls_io_process, directory, source, target);
     Py_END_ALLOW_THREADS
     return os_result(self, result, source);
 }
@@ -364,9 +415,57 @@ static PyObject *native_unlink(PyObject *self, PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
-    result = ls_io_posix.unlink(&ls_io_posix, directory, name);
+    result = ls_io_process.unlink(&ls_io_process, directory, name);
     Py_END_ALLOW_THREADS
     return os_result(self, result, name);
+}
+
+static PyObject *native_make_directory(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:make_directory", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.mkdir(&ls_io_process, directory, name, 0700);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+static PyObject *native_remove_directory(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:remove_directory", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.rmdir(&ls_io_process, directory, name);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+static PyObject *native_open_directory(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:open_directory", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.open(&ls_io_process, directory, name, O_RDONLY | O_DIRECTORY, 0);
+    Py_END_ALLOW_THREADS
+    return result < 0 ? os_result(self, result, name) : PyLong_FromLong(result);
+}
+
+static PyObject *native_close_directory(PyObject *self, PyObject *arg)
+{
+    int directory = (int)PyLong_AsLong(arg);
+    if (directory == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    return os_result(self, ls_io_process.close(&ls_io_process, directory), "directory");
 }
 
 static PyObject *native_sync_directory(PyObject *self, PyObject *arg)
@@ -377,14 +476,155 @@ static PyObject *native_sync_directory(PyObject *self, PyObject *arg)
     }
     int result;
     Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open */
-    result = ls_io_posix.sync(&ls_io_posix, directory);
+    result = ls_io_process.sync(&ls_io_process, directory);
     Py_END_ALLOW_THREADS
     return os_result(self, result, "directory");
+}
+
+/* Names one after another, each with its end, gathered without the GIL. */
+typedef struct {
+    char *text;
+    size_t size, capacity;
+    bool directories_only;
+} name_list;
+
+static int add_name(void *context, const char *name, bool is_directory)
+{
+    name_list *names = context;
+    if (names->directories_only && !is_directory) {
+        return 0;
+    }
+    size_t size = strlen(name) + 1;
+    if (names->capacity - names->size < size) {
+        size_t capacity = names->capacity * 2 + size + 1024;
+        char *text = PyMem_RawRealloc(names->text, capacity);
+        if (text == NULL) {
+            return -ENOMEM;
+        }
+        names->text = text;
+        names->capacity = capacity;
+    }
+    memcpy(names->text + names->size, name, size);
+    names->size += size;
+    return 0;
+}
+
+static PyObject *native_list_directory(PyObject *self, PyObject *args)
+{
+    int directory, directories_only = 0, result;
+    if (!PyArg_ParseTuple(args, "i|p:list_directory", &directory, &directories_only)) {
+        return NULL;
+    }
+    name_list names = {.directories_only = directories_only != 0};
+    Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open; `names` is ours */
+    result = ls_io_process.list(&ls_io_process, directory, add_name, &names);
+    Py_END_ALLOW_THREADS
+    PyObject *list = result < 0 ? os_result(self, result, "directory") : PyList_New(0);
+    for (size_t at = 0; list != NULL && at < names.size; at += strlen(names.text + at) + 1) {
+        PyObject *name = PyUnicode_DecodeFSDefault(names.text + at);
+        if (name == NULL || PyList_Append(list, name) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(name);
+    }
+    PyMem_RawFree(names.text);
+    return list;
+}
+
+/* stat(directory, name) -> (regular, directory, size, accessed_ns, modified_ns) */
+static PyObject *native_stat(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:stat", &directory, &name)) {
+        return NULL;
+    }
+    ls_file_status status;
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.stat(&ls_io_process, directory, name, &status);
+    Py_END_ALLOW_THREADS
+    if (result < 0) {
+        return os_result(self, result, name);
+    }
+    return Py_BuildValue("(NNLLL)", PyBool_FromLong(status.regular),
+                         PyBool_FromLong(status.directory), (long long)status.size,
+                         (long long)status.accessed_ns, (long long)status.modified_ns);
+}
+
+static PyObject *native_set_times(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    long long accessed_ns, modified_ns;
+    if (!PyArg_ParseTuple(args, "isLL:set_times", &directory, &name, &accessed_ns, &modified_ns)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.set_times(&ls_io_process, directory, name, accessed_ns, modified_ns);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+/* read_file(directory, name, path, max_bytes): without the window that a File reads through. */
+static PyObject *native_read_file(PyObject *self, PyObject *args)
+{
+    int directory;
+    const char *name;
+    PyObject *path;
+    long long size_max;
+    if (!PyArg_ParseTuple(args, "isUL:read_file", &directory, &name, &path, &size_max)) {
+        return NULL;
+    }
+    const ls_io *io = &ls_io_process;
+    int fd;
+    int64_t size = 0;
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    fd = io->open(io, directory, name, O_RDONLY, 0);
+    if (fd >= 0) {
+        size = io->size(io, fd);
+    }
+    Py_END_ALLOW_THREADS
+    if (fd < 0) {
+        return ls_raise(PyModule_GetState(self), ls_fail_os(-fd, 0, "open"), path, -1, -1);
+    }
+    ls_status status = size < 0 ? ls_fail_os((int)-size, 0, "stat") : ls_ok();
+    size = size < size_max ? size : size_max;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size < 0 ? 0 : (Py_ssize_t)size);
+    size_t got = 0;
+    Py_BEGIN_ALLOW_THREADS             /* nobody else knows `fd` and `bytes` */
+    if (bytes != NULL && status.code == LS_OK) {
+        status = ls_read_at(io, fd, PyBytes_AS_STRING(bytes), (size_t)size, 0, &got);
+    }
+    (void)io->close(io, fd);
+    Py_END_ALLOW_THREADS
+    if (bytes != NULL && status.code != LS_OK) {
+        Py_CLEAR(bytes);
+        ls_raise(PyModule_GetState(self), status, path, -1, -1);
+    } else if (bytes != NULL && (int64_t)got < size) {
+        _PyBytes_Resize(&bytes, (Py_ssize_t)got);
+    }
+    return bytes;
 }
 
 PyMethodDef ls_file_functions[] = {
     {"rename", native_rename, METH_VARARGS, PyDoc_STR("rename(directory, source, target)")},
     {"unlink", native_unlink, METH_VARARGS, PyDoc_STR("unlink(directory, name)")},
+    {"make_directory", native_make_directory, METH_VARARGS,
+     PyDoc_STR("make_directory(directory, name); directory -1: name is a path")},
+    {"remove_directory", native_remove_directory, METH_VARARGS,
+     PyDoc_STR("remove_directory(directory, name)")},
+    {"open_directory", native_open_directory, METH_VARARGS,
+     PyDoc_STR("open_directory(directory, name) -> descriptor; directory -1: name is a path")},
+    {"close_directory", native_close_directory, METH_O, PyDoc_STR("close_directory(directory)")},
     {"sync_directory", native_sync_directory, METH_O, PyDoc_STR("sync_directory(directory)")},
+    {"list_directory", native_list_directory, METH_VARARGS,
+     PyDoc_STR("list_directory(directory, directories_only=False) -> names")},
+    {"stat", native_stat, METH_VARARGS,
+     PyDoc_STR("stat(directory, name) -> (regular, directory, size, accessed_ns, modified_ns);\n"
+               "name '' is the directory itself; directory -1: name is a path")},
+    {"set_times", native_set_times, METH_VARARGS,
+     PyDoc_STR("set_times(directory, name, accessed_ns, modified_ns)")},
+    {"read_file", native_read_file, METH_VARARGS,
+     PyDoc_STR("read_file(directory, name, path, max_bytes) -> bytes")},
     {NULL, NULL, 0, NULL},
 };

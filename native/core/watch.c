@@ -1,0 +1,637 @@
+#if defined(__linux__)
+#define _GNU_SOURCE
+#endif
+#include "watch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+const char *const ls_call_names[LS_CALL_KINDS] = {
+    "pread", "pwrite", "datasync", "sync", "truncate", "size", "open", "close", "rename",
+    "unlink", "mkdir", "rmdir", "list", "stat", "set_times", "allocate", "forget", "mark",
+};
+
+static struct {
+    pthread_mutex_t lock;
+    bool on;
+    bool keep_calls;
+    bool keep_data;
+    bool ordered;
+    bool lost;                         /* no memory for a call */
+    char *root;
+    size_t root_length;
+    ls_call *calls;
+    size_t count, capacity;
+    int64_t total;                     /* calls, marks not counted */
+    ls_fault *faults;
+    size_t fault_count;
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* What a call is about, with all that is needed to do it. */
+typedef struct {
+    ls_call call;
+    const char *name, *target;
+    void *in;
+    const void *out;
+    unsigned mode;
+    ls_visit visit;
+    void *context;
+    ls_file_status *status;
+    int64_t accessed_ns, modified_ns;
+} request;
+
+/* ---- paths ---- */
+
+/* The path of an open descriptor as the kernel knows it now.  False: it cannot be told. */
+static bool path_of_fd(int fd, char path[PATH_MAX])
+{
+#if defined(__APPLE__)
+    return fcntl(fd, F_GETPATH, path) == 0;
+#else
+    static const char gone[] = " (deleted)";
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, PATH_MAX - 1);
+    if (length < 0) {
+        return false;
+    }
+    path[length] = '\0';
+    size_t tail = sizeof gone - 1;
+    if ((size_t)length > tail && strcmp(path + (size_t)length - tail, gone) == 0) {
+        path[(size_t)length - tail] = '\0';
+    }
+    return true;
+#endif
+}
+
+/* Where a user's own path really is: its last part may not exist yet. */
+static bool path_of_user(const char *name, char path[PATH_MAX])
+{
+    if (realpath(name, path) != NULL) {
+        return true;
+    }
+    char above[PATH_MAX];
+    size_t length = strlen(name);
+    while (length > 1 && name[length - 1] == '/') {
+        length--;
+    }
+    if (length >= sizeof above) {
+        return false;
+    }
+    memcpy(above, name, length);
+    above[length] = '\0';
+    char *slash = strrchr(above, '/');
+    const char *last = slash == NULL ? above : slash + 1;
+    char resolved[PATH_MAX];
+    if (slash == above) {
+        strcpy(resolved, "/");
+    } else {
+        if (slash != NULL) {
+            *slash = '\0';
+        }
+        if (realpath(slash == NULL ? "." : above, resolved) == NULL) {
+            return false;
+        }
+    }
+    int n = snprintf(path, PATH_MAX, "%s/%s", strcmp(resolved, "/") == 0 ? "" : resolved, last);
+    return n > 0 && n < PATH_MAX;
+}
+
+/* A strong copy, or NULL. */
+static char *path_of(int fd, const char *name)
+{
+    char path[PATH_MAX];
+    if (name != NULL && name[0] != '\0' && (fd == LS_NO_DIRECTORY || name[0] == '/')) {
+        return path_of_user(name, path) ? strdup(path) : NULL;
+    }
+    if (!path_of_fd(fd, path)) {
+        return NULL;
+    }
+    if (name == NULL || name[0] == '\0') {
+        return strdup(path);
+    }
+    char *joined = malloc(strlen(path) + strlen(name) + 2);
+    if (joined != NULL) {
+        sprintf(joined, "%s/%s", path, name);
+    }
+    return joined;
+}
+
+/* The part below the root; NULL when it is not below. */
+static const char *below_root(const char *path)
+{
+    if (path == NULL || strncmp(path, watch.root, watch.root_length) != 0) {
+        return NULL;
+    }
+    const char *rest = path + watch.root_length;
+    if (watch.root_length == 1) {
+        return rest;                   /* the root of everything ends in its slash */
+    }
+    return rest[0] == '/' ? rest + 1 : rest[0] == '\0' ? rest : NULL;
+}
+
+/* ---- the list ---- */
+
+static void free_call(ls_call *call)
+{
+    free(call->path);
+    free(call->target);
+    free(call->data);
+}
+
+static void clear_locked(void)
+{
+    for (size_t i = 0; i < watch.count; i++) {
+        free_call(&watch.calls[i]);
+    }
+    for (size_t i = 0; i < watch.fault_count; i++) {
+        free(watch.faults[i].pattern);
+    }
+    free(watch.calls);
+    free(watch.faults);
+    free(watch.root);
+    watch.calls = NULL;
+    watch.faults = NULL;
+    watch.root = NULL;
+    watch.count = watch.capacity = watch.fault_count = 0;
+    watch.total = 0;
+    watch.lost = false;
+}
+
+/* Takes what `call` owns. */
+static void keep_locked(ls_call call)
+{
+    if (watch.count == watch.capacity) {
+        size_t capacity = watch.capacity == 0 ? 256 : watch.capacity * 2;
+        ls_call *calls = realloc(watch.calls, capacity * sizeof *calls);
+        if (calls == NULL) {
+            watch.lost = true;
+            free_call(&call);
+            return;
+        }
+        watch.calls = calls;
+        watch.capacity = capacity;
+    }
+    watch.calls[watch.count++] = call;
+}
+
+/* ---- faults ---- */
+
+static bool matches(const ls_fault *fault, const ls_call *call)
+{
+    if ((fault->kinds >> call->kind & 1) == 0) {
+        return false;
+    }
+    return fault->pattern == NULL || fnmatch(fault->pattern, call->path + call->below, 0) == 0 ||
+           (call->target != NULL && fnmatch(fault->pattern, call->target + call->below, 0) == 0);
+}
+
+/* The first fault whose turn this call is, or NULL; counts the call for all that it matches. */
+static ls_fault *fault_of_locked(const ls_call *call)
+{
+    ls_fault *found = NULL;
+    for (size_t i = 0; i < watch.fault_count; i++) {
+        ls_fault *fault = &watch.faults[i];
+        if (!matches(fault, call)) {
+            continue;
+        }
+        int64_t number = ++fault->matched;
+        if (found == NULL && number >= fault->first &&
+            (fault->times < 0 || number - fault->first < fault->times)) {
+            found = fault;
+        }
+    }
+    if (found != NULL) {
+        found->fired++;
+    }
+    return found;
+}
+
+/* ---- doing it ---- */
+
+static int64_t perform(request *asked, size_t size)
+{
+    const ls_io *io = &ls_io_posix;
+    const ls_call *call = &asked->call;
+    switch (call->kind) {
+    case LS_CALL_PREAD: return io->pread(io, call->fd, asked->in, size, call->position);
+    case LS_CALL_PWRITE: return io->pwrite(io, call->fd, asked->out, size, call->position);
+    case LS_CALL_DATASYNC: return io->datasync(io, call->fd);
+    case LS_CALL_SYNC: return io->sync(io, call->fd);
+    case LS_CALL_TRUNCATE: return io->truncate(io, call->fd, call->size);
+    case LS_CALL_SIZE: return io->size(io, call->fd);
+    case LS_CALL_OPEN: return io->open(io, call->fd, asked->name, call->flags, asked->mode);
+    case LS_CALL_CLOSE: return io->close(io, call->fd);
+    case LS_CALL_RENAME: return io->rename(io, call->fd, asked->name, asked->target);
+    case LS_CALL_UNLINK: return io->unlink(io, call->fd, asked->name);
+    case LS_CALL_MKDIR: return io->mkdir(io, call->fd, asked->name, asked->mode);
+    case LS_CALL_RMDIR: return io->rmdir(io, call->fd, asked->name);
+    case LS_CALL_LIST: return io->list(io, call->fd, asked->visit, asked->context);
+    case LS_CALL_STAT: return io->stat(io, call->fd, asked->name, asked->status);
+    case LS_CALL_SET_TIMES:
+        return io->set_times(io, call->fd, asked->name, asked->accessed_ns, asked->modified_ns);
+    case LS_CALL_ALLOCATE: return io->allocate(io, call->fd, call->position, call->size);
+    case LS_CALL_FORGET: return io->forget(io, call->fd, call->position, call->size);
+    case LS_CALL_MARK:
+    case LS_CALL_KINDS: break;
+    }
+    return -EINVAL;
+}
+
+static bool moves_bytes(ls_call_kind kind)
+{
+    return kind == LS_CALL_PREAD || kind == LS_CALL_PWRITE;
+}
+
+static void wait_ns(int64_t ns)
+{
+    struct timespec left = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    while (nanosleep(&left, &left) < 0 && errno == EINTR) {
+    }
+}
+
+/* What the caller gets, with the fault in the way if there is one. */
+static int64_t perform_spoiled(request *asked, int64_t value)
+{
+    ls_call *call = &asked->call;
+    size_t size = moves_bytes(call->kind) ? (size_t)call->size : 0;
+    size_t part = size;
+    if (value >= 0 && (uint64_t)value < part) {
+        part = (size_t)value;
+    }
+    int64_t result;
+    switch (call->spoiled) {
+    case LS_FAULT_ERROR:
+        return -value;
+    case LS_FAULT_LATE_ERROR:
+        result = perform(asked, size);
+        if (call->kind == LS_CALL_OPEN && result >= 0) {
+            (void)ls_io_posix.close(&ls_io_posix, (int)result);
+        }
+        call->done = call->kind == LS_CALL_PWRITE && result > 0 ? result : 0;
+        return -value;
+    case LS_FAULT_SHORT:
+        result = perform(asked, part);
+        break;
+    case LS_FAULT_KILL:
+        if (call->kind == LS_CALL_PWRITE && value > 0) {
+            (void)perform(asked, part);
+        }
+        (void)kill(getpid(), SIGKILL);
+        for (;;) {
+            (void)pause();
+        }
+    case LS_FAULT_PRETEND:
+        return call->kind == LS_CALL_PWRITE ? call->size : 0;
+    case LS_FAULT_NONE:
+    case LS_FAULT_DELAY:
+    default:
+        result = perform(asked, size);
+        break;
+    }
+    call->done = call->kind == LS_CALL_PWRITE && result > 0 ? result : 0;
+    return result;
+}
+
+static int64_t run(request *asked)
+{
+    ls_call *call = &asked->call;
+    int saved = errno;
+    call->path = path_of(call->fd, asked->name);
+    call->target = asked->target == NULL ? NULL : path_of(call->fd, asked->target);
+    pthread_mutex_lock(&watch.lock);
+    const char *below = watch.on ? below_root(call->path) : NULL;
+    if (below == NULL) {
+        pthread_mutex_unlock(&watch.lock);
+        free_call(call);
+        errno = saved;
+        return perform(asked, (size_t)call->size);
+    }
+    watch.total++;
+    call->below = (size_t)(below - call->path);
+    const ls_fault *fault = fault_of_locked(call);
+    int64_t value = -1;
+    if (fault != NULL) {
+        call->spoiled = fault->action;
+        value = fault->value;
+    }
+    bool ordered = watch.ordered;
+    if (call->spoiled == LS_FAULT_DELAY) {
+        pthread_mutex_unlock(&watch.lock);
+        wait_ns(value);
+        pthread_mutex_lock(&watch.lock);
+    }
+    if (!ordered) {
+        pthread_mutex_unlock(&watch.lock);
+    }
+    call->result = perform_spoiled(asked, value);
+    if (!ordered) {
+        pthread_mutex_lock(&watch.lock);
+    }
+    if (watch.on && watch.keep_calls) {
+        if (watch.keep_data && call->done > 0) {
+            call->data = malloc((size_t)call->done);
+            if (call->data == NULL) {
+                watch.lost = true;
+            } else {
+                memcpy(call->data, asked->out, (size_t)call->done);
+            }
+        }
+        keep_locked(*call);
+    } else {
+        free_call(call);
+    }
+    pthread_mutex_unlock(&watch.lock);
+    errno = saved;
+    return call->result;
+}
+
+/* ---- the vtable ---- */
+
+static int64_t watch_pread(const ls_io *io, int fd, void *data, size_t size, int64_t position)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_PREAD, .fd = fd, .position = position, .size = (int64_t)size},
+        .in = data,
+    };
+    return run(&asked);
+}
+
+static int64_t watch_pwrite(const ls_io *io, int fd, const void *data, size_t size,
+                            int64_t position)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_PWRITE, .fd = fd, .position = position, .size = (int64_t)size},
+        .out = data,
+    };
+    return run(&asked);
+}
+
+static int watch_datasync(const ls_io *io, int fd)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_DATASYNC, .fd = fd},
+    };
+    return (int)run(&asked);
+}
+
+static int watch_sync(const ls_io *io, int fd)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_SYNC, .fd = fd},
+    };
+    return (int)run(&asked);
+}
+
+static int watch_truncate(const ls_io *io, int fd, int64_t size)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_TRUNCATE, .fd = fd, .size = size},
+    };
+    return (int)run(&asked);
+}
+
+static int64_t watch_size(const ls_io *io, int fd)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_SIZE, .fd = fd},
+    };
+    return run(&asked);
+}
+
+static int watch_open(const ls_io *io, int directory, const char *name, int flags, unsigned mode)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_OPEN, .fd = directory, .flags = flags},
+        .name = name, .mode = mode,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_close(const ls_io *io, int fd)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_CLOSE, .fd = fd},
+    };
+    return (int)run(&asked);
+}
+
+static int watch_rename(const ls_io *io, int directory, const char *source, const char *target)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_RENAME, .fd = directory},
+        .name = source, .target = target,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_unlink(const ls_io *io, int directory, const char *name)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_UNLINK, .fd = directory},
+        .name = name,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_mkdir(const ls_io *io, int directory, const char *name, unsigned mode)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_MKDIR, .fd = directory},
+        .name = name, .mode = mode,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_rmdir(const ls_io *io, int directory, const char *name)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_RMDIR, .fd = directory},
+        .name = name,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_list(const ls_io *io, int directory, ls_visit visit, void *context)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_LIST, .fd = directory},
+        .visit = visit, .context = context,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_stat(const ls_io *io, int directory, const char *name, ls_file_status *status)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_STAT, .fd = directory},
+        .name = name, .status = status,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_set_times(const ls_io *io, int directory, const char *name, int64_t accessed_ns,
+                           int64_t modified_ns)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_SET_TIMES, .fd = directory},
+        .name = name, .accessed_ns = accessed_ns, .modified_ns = modified_ns,
+    };
+    return (int)run(&asked);
+}
+
+static int watch_allocate(const ls_io *io, int fd, int64_t position, int64_t size)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_ALLOCATE, .fd = fd, .position = position, .size = size},
+    };
+    return (int)run(&asked);
+}
+
+static int watch_forget(const ls_io *io, int fd, int64_t position, int64_t size)
+{
+    (void)io;
+    request asked = {
+        .call = {.kind = LS_CALL_FORGET, .fd = fd, .position = position, .size = size},
+    };
+    return (int)run(&asked);
+}
+
+static const ls_io watching = {
+    .pread = watch_pread,
+    .pwrite = watch_pwrite,
+    .datasync = watch_datasync,
+    .sync = watch_sync,
+    .truncate = watch_truncate,
+    .size = watch_size,
+    .open = watch_open,
+    .close = watch_close,
+    .rename = watch_rename,
+    .unlink = watch_unlink,
+    .mkdir = watch_mkdir,
+    .rmdir = watch_rmdir,
+    .list = watch_list,
+    .stat = watch_stat,
+    .set_times = watch_set_times,
+    .allocate = watch_allocate,
+    .forget = watch_forget,
+};
+
+/* ---- on and off ---- */
+
+static void lock_for_fork(void) { pthread_mutex_lock(&watch.lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&watch.lock); }
+
+static void prepare_for_forks(void)
+{
+    (void)pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
+
+int ls_watch_start(const char *root, const ls_fault *faults, size_t fault_count, bool keep_calls,
+                   bool keep_data, bool ordered)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, prepare_for_forks);
+    pthread_mutex_lock(&watch.lock);
+    if (watch.on) {
+        pthread_mutex_unlock(&watch.lock);
+        return -EALREADY;
+    }
+    clear_locked();
+    watch.root = strdup(root);
+    watch.faults = calloc(fault_count + 1, sizeof *watch.faults);
+    int result = watch.root == NULL || watch.faults == NULL ? -ENOMEM : 0;
+    for (size_t i = 0; result == 0 && i < fault_count; i++) {
+        watch.faults[i] = faults[i];
+        watch.faults[i].matched = watch.faults[i].fired = 0;
+        watch.fault_count++;
+        if (faults[i].pattern != NULL) {
+            watch.faults[i].pattern = strdup(faults[i].pattern);
+            result = watch.faults[i].pattern == NULL ? -ENOMEM : 0;
+        }
+    }
+    if (result == 0) {
+        watch.root_length = strlen(watch.root);
+        watch.keep_calls = keep_calls;
+        watch.keep_data = keep_data;
+        watch.ordered = ordered;
+        watch.on = true;
+        ls_io_choose(&watching);
+    }
+    pthread_mutex_unlock(&watch.lock);
+    return result;
+}
+
+void ls_watch_stop(void)
+{
+    pthread_mutex_lock(&watch.lock);
+    /* A call that is on its way ends under the lock, and finds the watch off. */
+    watch.on = false;
+    ls_io_choose(&ls_io_posix);
+    pthread_mutex_unlock(&watch.lock);
+}
+
+void ls_watch_mark(int64_t number)
+{
+    pthread_mutex_lock(&watch.lock);
+    if (watch.on && watch.keep_calls) {
+        keep_locked((ls_call){.kind = LS_CALL_MARK, .fd = -1, .position = number});
+    }
+    pthread_mutex_unlock(&watch.lock);
+}
+
+int64_t ls_watch_count(void)
+{
+    pthread_mutex_lock(&watch.lock);
+    int64_t total = watch.total;
+    pthread_mutex_unlock(&watch.lock);
+    return total;
+}
+
+int ls_watch_each(size_t start, ls_visit_call visit, void *context)
+{
+    pthread_mutex_lock(&watch.lock);
+    int result = watch.lost ? -ENOMEM : 0;
+    for (size_t i = start; result >= 0 && i < watch.count; i++) {
+        result = visit(context, &watch.calls[i]);
+    }
+    pthread_mutex_unlock(&watch.lock);
+    return result;
+}
+
+size_t ls_watch_faults(ls_fault *faults, size_t capacity)
+{
+    pthread_mutex_lock(&watch.lock);
+    size_t count = watch.fault_count < capacity ? watch.fault_count : capacity;
+    for (size_t i = 0; i < count; i++) {
+        faults[i] = watch.faults[i];
+        faults[i].pattern = NULL;      /* stays ours */
+    }
+    pthread_mutex_unlock(&watch.lock);
+    return count;
+}

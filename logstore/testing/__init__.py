@@ -6,6 +6,8 @@
 ``transactions`` ``TransactionModel``: the same for producers and transactions
 ``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
 ``io``           ``record_io`` and ``inject_io``: the calls to the disk, written down or spoiled
+``history``      what clients were told: a recorder, and a checker with the anomalies of Jepsen's
+                 Kafka tests; ``operations`` is the format
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logstore.testing.compaction import CompactionRules, reference_compaction
+from logstore.testing.history import Finding, History, HistoryViolation, Recorder, assert_clean
 from logstore.testing.invariants import check_invariants
 from logstore.testing.io import Fault, Injected, Operation, Trace, inject_io, record_io
 from logstore.testing.model import LogModel, as_reference
@@ -33,17 +36,22 @@ if TYPE_CHECKING:
 __all__ = [
     "CompactionRules",
     "Fault",
+    "Finding",
     "FormatViolation",
+    "History",
+    "HistoryViolation",
     "Injected",
     "LogModel",
     "ModelBatch",
     "ModelProducer",
     "Operation",
+    "Recorder",
     "ReferenceBatch",
     "ReferenceRecord",
     "Trace",
     "TransactionModel",
     "as_reference",
+    "assert_clean",
     "batches",
     "check_invariants",
     "decode_batch",

@@ -1,0 +1,464 @@
+"""Operations: what clients of a log asked for, what they were told, and in which order.
+
+An operation begins (``invoke``) and ends in one of three ways: ``ok``, it happened; ``fail``, it
+provably did not; ``info``, nobody knows.  In between, others may begin and end: the places of
+these events in one list are the only clock.  An operation is made of acts, and a transaction is an
+operation with many of them: ``ok`` committed it, ``fail`` aborted it.
+
+A process does one operation after the other.  A partition is named by anything hashable, such as
+``("orders", 0)``; values are anything hashable, and a history says most where each is sent once.
+
+Nothing here does I/O or looks at a clock.  A Recorder may be used by many threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypeAlias
+
+from logstore.errors import IndeterminateAppendError, LogStoreError
+
+__all__ = [
+    "Act",
+    "Assign",
+    "Commit",
+    "Committed",
+    "End",
+    "Event",
+    "History",
+    "MalformedHistoryError",
+    "Operation",
+    "Pending",
+    "Poll",
+    "Read",
+    "Recorder",
+    "Seek",
+    "Send",
+    "Snapshot",
+    "reads_of",
+]
+
+COMMITTED = "read_committed"
+UNCOMMITTED = "read_uncommitted"
+
+Outcome: TypeAlias = Literal["ok", "fail", "info"]
+Moment: TypeAlias = Literal["invoke", "prepare", "ok", "fail", "info"]
+Offsets: TypeAlias = tuple[tuple[Hashable, int], ...]
+
+
+class MalformedHistoryError(LogStoreError, ValueError):
+    """The events do not tell a history: ``.place`` is the first that makes no sense."""
+
+    def __init__(self, reason: str, place: int) -> None:
+        super().__init__(f"event {place}: {reason}")
+        self.place = place
+
+
+# ---- acts: what an operation is made of ----
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A value that was seen at an offset."""
+
+    partition: Hashable
+    offset: int
+    value: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A value for a partition; its offset, where one was acknowledged.
+
+    An offset of an operation that is ``info`` and no transaction is not believed: it is where the
+    value would be.  In a transaction every offset that is given was acknowledged.
+    """
+
+    partition: Hashable
+    value: Hashable
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What one call gave to a consumer, in the order it was given."""
+
+    consumer: Hashable
+    reads: tuple[Read, ...] = ()
+    isolation: str = UNCOMMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """A consumer goes elsewhere: in these partitions, or in all that it has.
+
+    ``positions`` says where to, as far as that is known: the consumer must see all from there on.
+    """
+
+    consumer: Hashable
+    partitions: frozenset[Hashable] | None = None
+    positions: Offsets = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """From here on a consumer owns just these partitions, in a generation of its group.
+
+    In the ``retained`` ones it goes on where it is; in the others it begins anew.
+    """
+
+    consumer: Hashable
+    partitions: frozenset[Hashable]
+    group: Hashable = None
+    generation: int | None = None
+    retained: frozenset[Hashable] = frozenset()
+    positions: Offsets = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Offsets that a group has worked up to; ``reset`` says that going back is meant."""
+
+    group: Hashable
+    offsets: Offsets
+    consumer: Hashable = None
+    generation: int | None = None
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Offsets of a group as they were read back."""
+
+    group: Hashable
+    offsets: Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a partition was seen to end: its high watermark."""
+
+    partition: Hashable
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a partition shows from ``start`` on, read at one moment by whoever checks it."""
+
+    partition: Hashable
+    reads: tuple[Read, ...]
+    start: int = 0
+    isolation: str = UNCOMMITTED
+
+
+Act: TypeAlias = Send | Poll | Seek | Assign | Commit | Committed | End | Snapshot
+
+
+class RecordLike(Protocol):
+    """What a Record shows of itself."""
+
+    @property
+    def topic(self) -> str | None: ...
+    @property
+    def partition(self) -> int | None: ...
+    @property
+    def offset(self) -> int | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+
+
+def reads_of(records: Iterable[RecordLike], partition: Hashable = None) -> tuple[Read, ...]:
+    """Reads of records; their partition is ``(topic, number)`` unless another name is given."""
+    reads = []
+    for record in records:
+        assert record.offset is not None, "only a record that was read has an offset"
+        where = (record.topic, record.partition) if partition is None else partition
+        reads.append(Read(where, record.offset, record.value))
+    return tuple(reads)
+
+
+# ---- events and operations ----
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a history.
+
+    ``prepare`` stands between the sends of a transaction and the wish to commit it.  The acts of
+    the last event count; one without acts keeps those of the invocation.
+    """
+
+    moment: Moment
+    process: Hashable
+    acts: tuple[Act, ...] = ()
+    transactional: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """From an invocation to what became of it; places count events.
+
+    ``completed`` is None when the history ends first.
+    """
+
+    number: int
+    process: Hashable
+    acts: tuple[Act, ...]
+    outcome: Outcome
+    invoked: int
+    completed: int | None
+    prepared: int | None = None
+    transactional: bool = False
+
+    def __str__(self) -> str:
+        what = " ".join(map(_brief, self.acts[:4])) + (" ..." if len(self.acts) > 4 else "")
+        kind = "transaction " if self.transactional else ""
+        return f"#{self.number} {kind}of {self.process!r} {self.outcome}: {what or 'nothing'}"
+
+
+def _brief(act: Act) -> str:
+    if isinstance(act, Send):
+        return f"send({act.partition!r}, {act.value!r}) -> {act.offset}"
+    if isinstance(act, Poll | Snapshot):
+        seen = ", ".join(f"{r.partition!r}@{r.offset}={r.value!r}" for r in act.reads[:4])
+        more = ", ..." if len(act.reads) > 4 else ""
+        return f"{type(act).__name__.lower()}({seen}{more})"
+    return repr(act)
+
+
+class History:
+    """Operations in the order of their invocations, paired from events."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.operations: list[Operation] = []
+        self.events = 0
+        pending: dict[Hashable, list[Any]] = {}
+        order: list[list[Any]] = []
+        for place, event in enumerate(events):
+            self.events = place + 1
+            begun = pending.get(event.process)
+            if event.moment == "invoke":
+                if begun is not None:
+                    raise MalformedHistoryError(
+                        f"process {event.process!r} begins, and has not ended what it did before",
+                        place,
+                    )
+                pending[event.process] = begun = [event, place, None, None, place]
+                order.append(begun)
+                continue
+            if begun is None:
+                raise MalformedHistoryError(
+                    f"process {event.process!r} has nothing under way that could be "
+                    f"{event.moment!r}",
+                    place,
+                )
+            if event.moment == "prepare":
+                begun[2] = place
+                continue
+            begun[3], begun[4] = event, place
+            del pending[event.process]
+        for number, (first, invoked, prepared, last, ended) in enumerate(order):
+            acts = last.acts if last is not None and last.acts else first.acts
+            outcome: Outcome = "info" if last is None else last.moment
+            completed = None if last is None else ended
+            self.operations.append(
+                Operation(
+                    number,
+                    first.process,
+                    acts,
+                    outcome,
+                    invoked,
+                    completed,
+                    prepared,
+                    first.transactional,
+                )
+            )
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def __repr__(self) -> str:
+        return f"<History of {len(self.operations)} operations, {self.events} events>"
+
+
+# ---- recording ----
+
+
+@dataclass(slots=True)
+class Pending:
+    """An operation that has begun.  As a context manager it tells by the exception how it ended.
+
+    Left without one: ``ok``.  IndeterminateAppendError, or anything that is no answer of the log
+    (KeyboardInterrupt, OSError): ``info``.  Another LogStoreError, or a ValueError or TypeError of
+    a call that was refused: ``fail``.
+    """
+
+    recorder: Recorder
+    process: Hashable
+    acts: list[Act] = field(default_factory=list)
+    transactional: bool = False
+    ended: bool = False
+
+    def acknowledged(self, offset: int) -> None:
+        """The next send without an offset has this one."""
+        for number, act in enumerate(self.acts):
+            if isinstance(act, Send) and act.offset is None:
+                self.acts[number] = replace(act, offset=offset)
+                return
+        raise ValueError(f"no send waits for offset {offset}")
+
+    def add(self, *acts: Act) -> None:
+        """More that this operation did."""
+        self.acts.extend(acts)
+
+    def prepare(self) -> None:
+        """All is sent, and the commit is asked for from here on."""
+        self.recorder.note(Event("prepare", self.process))
+
+    def ok(self) -> None:
+        """It happened."""
+        self._end("ok")
+
+    def fail(self) -> None:
+        """It provably did not happen."""
+        self._end("fail")
+
+    def info(self) -> None:
+        """Nobody knows."""
+        self._end("info")
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self.ended:
+            self.ended = True
+            self.recorder.note(Event(outcome, self.process, tuple(self.acts), self.transactional))
+
+    def __enter__(self) -> Pending:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.ok()
+        elif isinstance(error, IndeterminateAppendError):
+            self.info()
+        elif isinstance(error, LogStoreError | ValueError | TypeError):
+            self.fail()
+        else:
+            self.info()
+
+
+class Recorder:
+    """Gathers events, of any number of threads, in the order in which they are told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+
+    def __repr__(self) -> str:
+        return f"<Recorder of {len(self._events)} events>"
+
+    def note(self, event: Event) -> None:
+        """Add an event."""
+        with self._lock:
+            self._events.append(event)
+
+    @property
+    def events(self) -> list[Event]:
+        """What was told so far; a copy."""
+        with self._lock:
+            return list(self._events)
+
+    def history(self) -> History:
+        """The operations so far; what has not ended is ``info``."""
+        return History(self.events)
+
+    def invoke(self, process: Hashable, *acts: Act) -> Pending:
+        """Begin an operation."""
+        pending = Pending(self, process, list(acts))
+        self.note(Event("invoke", process, tuple(acts)))
+        return pending
+
+    def transaction(self, process: Hashable, *acts: Act) -> Pending:
+        """Begin a transaction; `Pending.add` what it does, and end it as it ended."""
+        pending = Pending(self, process, list(acts), transactional=True)
+        self.note(Event("invoke", process, tuple(acts), True))
+        return pending
+
+    def send(self, process: Hashable, partition: Hashable, *values: Hashable) -> Pending:
+        """Begin a send of values; tell each offset with `Pending.acknowledged`."""
+        return self.invoke(process, *(Send(partition, value) for value in values))
+
+    def done(self, process: Hashable, *acts: Act) -> None:
+        """An operation that has ended already: its whole length is not known."""
+        self.invoke(process, *acts).ok()
+
+    def polled(
+        self,
+        consumer: Hashable,
+        records: Iterable[RecordLike],
+        *,
+        isolation: str = UNCOMMITTED,
+        partition: Hashable = None,
+    ) -> None:
+        """A consumer, which is its own process, was given these records."""
+        self.done(consumer, Poll(consumer, reads_of(records, partition), isolation))
+
+    def snapshot(
+        self,
+        partition: Hashable,
+        records: Iterable[RecordLike],
+        *,
+        start: int = 0,
+        isolation: str = UNCOMMITTED,
+    ) -> None:
+        """Read the whole partition from `start` on: it must show what was acknowledged so far."""
+        pending = self.invoke(("snapshot", partition))
+        pending.add(Snapshot(partition, reads_of(records, partition), start, isolation))
+        pending.ok()
+
+    def assigned(
+        self,
+        consumer: Hashable,
+        partitions: Iterable[Hashable],
+        *,
+        group: Hashable = None,
+        generation: int | None = None,
+        retained: Iterable[Hashable] = (),
+        positions: Mapping[Hashable, int] | None = None,
+    ) -> None:
+        """A consumer got these partitions."""
+        self.done(
+            consumer,
+            Assign(
+                consumer,
+                frozenset(partitions),
+                group,
+                generation,
+                frozenset(retained),
+                tuple((positions or {}).items()),
+            ),
+        )
+
+    def commit(
+        self,
+        process: Hashable,
+        group: Hashable,
+        offsets: Mapping[Hashable, int],
+        *,
+        generation: int | None = None,
+        reset: bool = False,
+    ) -> Pending:
+        """Begin to commit the offsets of a group."""
+        pairs = tuple(offsets.items())
+        return self.invoke(process, Commit(group, pairs, process, generation, reset))

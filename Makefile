@@ -175,9 +175,8 @@ fuzz:
 	$(has_fuzzer) || { $(call apt,libclang-rt-$$($(CLANG) -dumpversion | cut -d. -f1)-dev); }; \
 	$(has_fuzzer) || { \
 		echo 'fuzz    clang with libFuzzer is missing and cannot be installed here'; exit 1; }
-	@mkdir -p build/fuzz
-	@for target in $(FUZZERS); do \
-		printf '%-7s %s\n' fuzz "$$target for $(FUZZ_SECONDS) s"; \
+	@mkdir -p build/fuzz; total=0; \
+	for target in $(FUZZERS); do \
 		mkdir -p build/fuzz/corpus/$$target; \
 		$(CLANG) -std=c11 -g -O1 -Inative/core -pthread \
 			-fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
@@ -186,7 +185,11 @@ fuzz:
 			-artifact_prefix=build/fuzz/$$target- \
 			build/fuzz/corpus/$$target native/tests/corpus/$$target \
 			> build/fuzz/$$target.log 2>&1 || { tail -n 60 build/fuzz/$$target.log; exit 1; }; \
-		sed -n 's/^stat::number_of_executed_units: */        inputs: /p' build/fuzz/$$target.log; done
+		runs=`sed -n 's/^stat::number_of_executed_units: *//p' build/fuzz/$$target.log`; \
+		total=$$((total + runs)); \
+		printf '%-7s %-13s %12d executions in %d s\n' fuzz $$target $$runs $(FUZZ_SECONDS); \
+	done; \
+	printf '%-7s %-13s %12d executions, no finding\n' fuzz 'all targets' $$total
 
 # ---- lint -----------------------------------------------------------------------------------
 

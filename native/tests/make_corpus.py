@@ -8,6 +8,7 @@ Deterministic, so that a run changes nothing unless this file changed.
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -207,6 +208,199 @@ SEGMENTS = {
 }
 
 
+VARINTS = {
+    "small": varint(1) + varint(-1) + varint(63) + varint(-64),
+    "two_and_three": varint(64) + varint(8191) + varint(8192) + varint(1 << 20) + b"\0" * 8,
+    "widest": varint((1 << 31) - 1)
+    + varint(-(1 << 31))
+    + varint((1 << 63) - 1)
+    + varint(-(1 << 63)),
+    "too_wide_for_32": b"\xff\xff\xff\xff\x1f",
+    "too_wide_for_64": b"\xff" * 9 + b"\x03",
+    "padded": b"\x80\x80\x80\x00\x81\x00",
+    "unending": b"\xff" * 24,
+    "cut": b"\x80",
+    "empty": b"",
+}
+
+
+def header_input(
+    file: bytes, *, start: int = 0, reads: int = 0, find: int = 0, least: int = 0
+) -> bytes:
+    return struct.pack(">BBqq", reads, start, find, least) + file
+
+
+def legacy(magic: int) -> bytes:
+    """A whole message of format 0 or 1: CRC-32 of the other kind over all that follows it."""
+    body = bytes([magic, 0]) + (b"\0" * 8 if magic else b"") + struct.pack(">ii", -1, 3) + b"old"
+    return struct.pack(">qiI", 0, len(body) + 4, zlib.crc32(body)) + body
+
+
+HEADERS_ALONE = {
+    "whole": header_input(chain(10, 200, 30), find=1),
+    "short_reads": header_input(chain(10, 200, 30), reads=7, find=2),
+    "behind": header_input(chain(10, 20), find=99),
+    "before": header_input(chain(10, 20, base=7), find=3, least=7),
+    "least_not_kept": header_input(chain(10, 20), find=1, least=1),
+    "inside_a_batch": header_input(chain(10, 20), start=5),
+    "at_the_end": header_input(b"", start=0),
+    "format_0": header_input(legacy(0) + b"\0" * 61),
+    "format_1": header_input(legacy(1) + b"\0" * 61),
+    "format_1_damaged": header_input(legacy(1)[:-1] + b"x" + b"\0" * 61),
+    **{f"batch_{name}": header_input(data) for name, data in BATCHES.items()},
+}
+
+
+def resync_input(
+    file: bytes,
+    *,
+    reads: int = 0,
+    start: int = 0,
+    least: int = 0,
+    most: int = 255,
+    budget: int = 255,
+) -> bytes:
+    return bytes([reads, start, least, most, budget]) + file
+
+
+RESYNCS = {
+    "next_batch": resync_input(chain(10, 20, 30)),
+    "short_steps": resync_input(chain(10, 20, 30), budget=1, reads=3),
+    "behind_garbage": resync_input(b"\x02" * 90 + chain(20)),
+    "two_candidates": resync_input(
+        b"\0" * 9 + batch(THREE, 3, base=4, crc=0xAA000000) + chain(5, base=9)
+    ),
+    "first_is_damaged": resync_input(
+        b"\xff" + batch(THREE, 3, crc=1) + chain(9, base=3), budget=60
+    ),
+    "one_inside_another": resync_input(
+        b"?" + batch(record(0, batch(record(0), 1, base=5)), 1, base=2, crc=1) + b"!"
+    ),
+    "below_the_least": resync_input(b"?" + chain(10, 20), least=1),
+    "above_the_most": resync_input(b"?" + chain(10, 20, base=3), most=3),
+    "length_lies": resync_input(b"?" + batch(THREE, 3, length=0x7FFFFFFF) + chain(9, base=3)),
+    "damage_at_the_end": resync_input(chain(10) + b"\0" * 61, start=1),
+    "none": resync_input(b"\0" * 200, budget=16),
+    "empty": resync_input(b""),
+}
+
+
+def run_input(
+    body: bytes, *, rows: int = 70, flags: int = 0xFC, last: int = 300, changes: bytes = b""
+) -> bytes:
+    return struct.pack(">BBBi", rows, len(changes) // 3, flags, last) + changes + body
+
+
+def run_body(value: bytes | None, key: bytes | None = None, time: int = 0) -> bytes:
+    """A record without its length and its offset delta, which the target makes."""
+    return b"\0" + varint(time) + sized(key) + sized(value) + varint(0)
+
+
+RUNS = {
+    "alike": run_input(run_body(b"value")),
+    "keyed": run_input(run_body(b"v" * 40, b"key")),
+    "null_values": run_input(run_body(None, b"key")),
+    "long": run_input(run_body(b"z" * 300, time=70), rows=255),
+    "append_time": run_input(run_body(b"value", time=9), flags=0xFD),
+    "offsets_skip": run_input(run_body(b"value"), flags=0xFE),
+    "one_row_a_run": run_input(run_body(b"value"), flags=0),
+    "ends_early": run_input(run_body(b"value"), last=9),
+    "one_differs": run_input(run_body(b"value"), changes=b"\0\x50\x77"),
+    "one_has_headers": run_input(run_body(b"value"), changes=b"\0\x17\x02"),
+    "length_changes": run_input(run_body(b"value" * 9, b"k"), changes=b"\1\0\x02\1\1\x80"),
+    "short": run_input(run_body(b""), rows=5),
+}
+
+
+def columns_input(
+    first: tuple[bytes, int],
+    second: tuple[bytes, int] = (b"", 0),
+    *,
+    fields: int = 31,
+    rows: int = 256,
+    size: int = 255,
+    times: int = 0,
+    start: int = 0,
+    stop: int = 255,
+) -> bytes:
+    head = bytes([fields, rows - 1, size, times | start << 2, stop, first[1], second[1]])
+    return head + struct.pack(">H", len(first[0])) + first[0] + second[0]
+
+
+MANY = b"".join(record(i, b"value %03d" % i, b"k") for i in range(90)), 90
+COLUMNS = {
+    "three": columns_input((THREE, 3)),
+    "two_batches": columns_input((THREE, 3), MANY),
+    "headers": columns_input((HEADERS, 1), (HEADERS, 1)),
+    "many": columns_input(MANY, MANY),
+    "rows_of_seven": columns_input(MANY, MANY, rows=7),
+    "few_bytes": columns_input(MANY, (HEADERS, 1), size=2),
+    "no_bytes": columns_input(MANY, size=0),
+    "from_and_to": columns_input(MANY, start=5, stop=40),
+    "times_of_two_kinds": columns_input((THREE, 3), MANY, times=2),
+    "values_only": columns_input(MANY, fields=8),
+    "offsets_only": columns_input(MANY, fields=1),
+    "nothing": columns_input(MANY, fields=0),
+    "no_room_for_headers": columns_input((HEADERS, 1), (HEADERS, 1), size=1),
+    "damaged": columns_input((THREE[:-2], 3), MANY),
+    **{f"records_{name}": columns_input((data[7:], 3)) for name, data in RECORDS.items()},
+}
+
+
+def block(data: bytes, *, stored: bool = False, length: int | None = None) -> bytes:
+    size = len(data) if length is None else length
+    return struct.pack("<I", size | (0x80000000 if stored else 0)) + data
+
+
+END_MARK = b"\0\0\0\0"
+LZ4 = {
+    "stored": b"\1" + block(b"as it is", stored=True) + END_MARK,
+    "literals": b"\1" + block(b"\x50hello") + END_MARK,
+    "match": b"\1" + block(b"\x15ab\x01\0\x50aaaaa"[:4] + b"\0\x10b") + END_MARK,
+    "long_match": b"\1" + block(b"\x1fa\1\0\xff\xff\x09\x50aaaaa") + END_MARK,
+    "two_blocks": b"\1" + block(b"\x20ab") + block(b"cd", stored=True) + END_MARK,
+    "behind_the_end": b"\1" + block(b"\x20ab") + END_MARK + b"ignored",
+    "no_end": b"\1" + block(b"\x20ab"),
+    "length_lies": b"\1" + block(b"\x20ab", length=65536) + END_MARK,
+    "length_too_large": b"\1" + block(b"\x20ab", length=65537) + END_MARK,
+    "empty_block": b"\1" + block(b"", stored=True) + END_MARK,
+    "distance_zero": b"\1" + block(b"\x10a\0\0\x10a") + END_MARK,
+    "distance_before_the_start": b"\1" + block(b"\x10a\x09\0\x10a") + END_MARK,
+    "literals_lie": b"\1" + block(b"\xf0\xffab") + END_MARK,
+    "match_lies": b"\1" + block(b"\x1fa\1\0" + b"\xff" * 300) + END_MARK,
+    "header_of_another": b"\0\x04\x22\x4d\x18\x64\x40\xa7" + END_MARK,
+    "made": b"\2" + b"some bytes that do not pack",
+    "made_and_packed": b"\2" + b"z" * 4000,
+    "made_of_nothing": b"\2",
+    "empty": b"",
+}
+
+
+def aborted(producer: int, first: int, last: int) -> bytes:
+    return struct.pack(">hqqqq", 0, producer, first, last, 0)
+
+
+def transactions_input(entries: bytes, *batches: tuple[int, int, int]) -> bytes:
+    return bytes([len(entries) // 34]) + entries + b"".join(map(bytes, batches))
+
+
+TRANSACTIONS = {
+    "one": transactions_input(aborted(1, 0, 9), (1, 4, 0), (1, 1, 0)),
+    "another_producer": transactions_input(aborted(1, 0, 9), (2, 4, 0), (2, 1, 1)),
+    "two_of_one": transactions_input(
+        aborted(1, 0, 3) + aborted(1, 8, 12), (1, 2, 0), (1, 1, 0), (1, 2, 0x30), (1, 1, 0)
+    ),
+    "out_of_order": transactions_input(aborted(1, 8, 12) + aborted(2, 0, 3), (2, 2, 0), (1, 9, 0)),
+    "marker_alone": transactions_input(aborted(1, 0, 0), (1, 1, 0)),
+    "committed": transactions_input(b"", (1, 2, 0), (1, 1, 1)),
+    "end_before_its_start": transactions_input(aborted(1, 9, 0), (1, 40, 0)),
+    "negative": transactions_input(aborted(-1, -5, -1), (255, 2, 0)),
+    "largest": transactions_input(aborted(1, 0, (1 << 63) - 1), (1, 2, 0), (1, 2, 0)),
+    "cut": b"\2" + aborted(1, 0, 9) + aborted(1, 0, 9)[:20],
+    "empty": b"",
+}
+
+
 def main() -> None:
     for name, seeds in {
         "batch": BATCHES,
@@ -214,6 +408,13 @@ def main() -> None:
         "cleaner": CLEANERS,
         "index": INDEXES,
         "segment": SEGMENTS,
+        "varint": VARINTS,
+        "header": HEADERS_ALONE,
+        "resync": RESYNCS,
+        "run": RUNS,
+        "columns": COLUMNS,
+        "lz4": LZ4,
+        "transactions": TRANSACTIONS,
     }.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from logstore.partition import Partition
     from logstore.partitioner import KeyPartitioner, Partitioner
+    from logstore.problem import Problem, ProblemKind, Severity
     from logstore.producer_state import OngoingTransaction
     from logstore.producers import DiscardedSnapshot
     from logstore.record import BytesColumn, Columns, Record
@@ -112,6 +113,8 @@ __all__ = [
     "PartitionDescription",
     "Partitioner",
     "Position",
+    "Problem",
+    "ProblemKind",
     "ReadOnlyError",
     "Record",
     "RecordNotFoundError",
@@ -121,6 +124,7 @@ __all__ = [
     "RetentionPolicy",
     "Scan",
     "Segment",
+    "Severity",
     "Skipped",
     "Store",
     "StoreRecovery",
@@ -176,6 +180,7 @@ _ROOMS = {
     "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
     "partition": ("Partition",),
     "partitioner": ("KeyPartitioner", "Partitioner"),
+    "problem": ("Problem", "ProblemKind", "Severity"),
     "producer_state": ("OngoingTransaction",),
     "producers": ("DiscardedSnapshot",),
     "record": ("BytesColumn", "Columns", "Record"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from logstore.epochs import EpochEnd, LeaderEpochs
     from logstore.errors import (
         ClosedError,
+        ConcurrentTransactionsError,
         ConflictError,
         CorruptLogError,
         DiskFullError,
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
         RecordTooLargeError,
         TopicExistsError,
         TransactionAbortedError,
+        TransactionStateError,
         UnknownTopicError,
         UnsupportedFormatError,
     )
     from logstore.incoming import AppendedBatches
     from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+    from logstore.interceptors import ConsumerInterceptor, Outgoing, ProducerInterceptor
     from logstore.maintenance import (
         Maintenance,
         MaintenanceAct,
@@ -53,8 +56,12 @@ if TYPE_CHECKING:
         MaintenanceReport,
     )
     from logstore.partition import Partition
-    from logstore.partitioner import KeyPartitioner, Partitioner
-    from logstore.problem import Problem, ProblemKind, Severity
+    from logstore.partitioner import (
+        KeyPartitioner,
+        Partitioner,
+        RandomPartitioner,
+        RoundRobinPartitioner,
+    )
     from logstore.producer_state import OngoingTransaction
     from logstore.producers import DiscardedSnapshot
     from logstore.record import BytesColumn, Columns, Record
@@ -62,8 +69,11 @@ if TYPE_CHECKING:
     from logstore.retention import RetentionDecision, RetentionPolicy
     from logstore.scan import LocatedBatch, Scan, Skipped
     from logstore.segment import Segment
+    from logstore.serialization import Serde, SerializationError
     from logstore.store import Store, StoreRecovery, open
     from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
+    from logstore.transactions.delivery import Delivery
+    from logstore.transactions.producer import Producer
     from logstore.writer import Writer
 
 __version__ = "0.1.0"
@@ -80,10 +90,13 @@ __all__ = [
     "CompactedSegment",
     "CompactionReport",
     "Compactor",
+    "ConcurrentTransactionsError",
     "ConfigError",
     "ConflictError",
+    "ConsumerInterceptor",
     "CorruptLogError",
     "Damage",
+    "Delivery",
     "DiscardedSnapshot",
     "DiskFullError",
     "EpochEnd",
@@ -93,8 +106,8 @@ __all__ = [
     "InterruptedAppendError",
     "InvalidNameError",
     "InvalidRecordError",
-    "LeaderEpochs",
     "KeyPartitioner",
+    "LeaderEpochs",
     "LocatedBatch",
     "LockedError",
     "LogStoreError",
@@ -107,14 +120,16 @@ __all__ = [
     "OffsetIndex",
     "OffsetOutOfRangeError",
     "OngoingTransaction",
+    "Outgoing",
     "OutOfOrderSequenceError",
     "Partition",
     "PartitionConfig",
     "PartitionDescription",
     "Partitioner",
     "Position",
-    "Problem",
-    "ProblemKind",
+    "Producer",
+    "ProducerInterceptor",
+    "RandomPartitioner",
     "ReadOnlyError",
     "Record",
     "RecordNotFoundError",
@@ -122,9 +137,11 @@ __all__ = [
     "RecoveryReport",
     "RetentionDecision",
     "RetentionPolicy",
+    "RoundRobinPartitioner",
     "Scan",
     "Segment",
-    "Severity",
+    "Serde",
+    "SerializationError",
     "Skipped",
     "Store",
     "StoreRecovery",
@@ -136,6 +153,7 @@ __all__ = [
     "TornTail",
     "TransactionAbortedError",
     "TransactionIndex",
+    "TransactionStateError",
     "UnknownTopicError",
     "UnsupportedFormatError",
     "Writer",
@@ -153,6 +171,7 @@ _ROOMS = {
     "epochs": ("EpochEnd", "LeaderEpochs"),
     "errors": (
         "ClosedError",
+        "ConcurrentTransactionsError",
         "ConflictError",
         "CorruptLogError",
         "DiskFullError",
@@ -172,15 +191,16 @@ _ROOMS = {
         "RecordTooLargeError",
         "TopicExistsError",
         "TransactionAbortedError",
+        "TransactionStateError",
         "UnknownTopicError",
         "UnsupportedFormatError",
     ),
     "incoming": ("AppendedBatches",),
     "index": ("AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"),
+    "interceptors": ("ConsumerInterceptor", "Outgoing", "ProducerInterceptor"),
     "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
     "partition": ("Partition",),
-    "partitioner": ("KeyPartitioner", "Partitioner"),
-    "problem": ("Problem", "ProblemKind", "Severity"),
+    "partitioner": ("KeyPartitioner", "Partitioner", "RandomPartitioner", "RoundRobinPartitioner"),
     "producer_state": ("OngoingTransaction",),
     "producers": ("DiscardedSnapshot",),
     "record": ("BytesColumn", "Columns", "Record"),
@@ -188,8 +208,11 @@ _ROOMS = {
     "retention": ("RetentionDecision", "RetentionPolicy"),
     "scan": ("LocatedBatch", "Scan", "Skipped"),
     "segment": ("Segment",),
+    "serialization": ("Serde", "SerializationError"),
     "store": ("Store", "StoreRecovery", "open"),
     "topic": ("PartitionDescription", "Position", "Topic", "TopicDescription"),
+    "transactions.delivery": ("Delivery",),
+    "transactions.producer": ("Producer",),
     "writer": ("Writer",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

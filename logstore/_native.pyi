@@ -154,7 +154,20 @@ class Builder:
     def _records(self) -> int: ...
     @property
     def _size_bytes(self) -> int: ...
+    _pack: Any
     def _take(self, into: list[Builder], /) -> None: ...
+    def _take_pack(self, into: list[Builder], pack: object, /) -> None: ...
+    def _stamp(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        transactional: bool,
+        offset: int,
+        leader_epoch: int,
+        /,
+    ) -> tuple[int, bytes]: ...
+    def _drop(self) -> None: ...
     def _put_back(self, taken: Builder, /) -> None: ...
     def _seal(self) -> None: ...
     def _append_columns(
@@ -331,3 +344,52 @@ class Cleaner:
     ) -> tuple[int, int]: ...
     def counts(self) -> dict[str, int]: ...
     def finish(self) -> tuple[int, int, bytes, bytes, bytes]: ...
+
+@disjoint_base
+class Delivery:
+    def __new__(cls, pack: object, index: int, /) -> Self: ...
+    @property
+    def _pack(self) -> Any: ...
+    @property
+    def _index(self) -> int: ...
+
+@disjoint_base
+class Route:
+    left: int
+    current: int
+    hashed: bool
+    def __new__(cls, lanes: list[Any], hashed: bool) -> Self: ...
+    @property
+    def lanes(self) -> list[Any]: ...
+
+@disjoint_base
+class Sender:
+    _held: int
+    _held_max: int
+    _quick: bool
+    _idle: bool
+    _delivery: type[Delivery]
+    def __new__(cls, *args: object, **kwargs: object) -> Self: ...
+    @property
+    def _routes(self) -> dict[str, Any]: ...
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, Buffer | None]] = (),
+        timestamp: int | datetime.datetime | None = None,
+        partition: int | None = None,
+        callback: Callable[[Any], object] | None = None,
+        dedupe_id: str | Buffer | None = None,
+    ) -> Any: ...
+    def _put(
+        self,
+        lane: Builder,
+        value: Buffer | None,
+        key: Buffer | None,
+        headers: Iterable[tuple[str, Buffer | None]],
+        timestamp: int | datetime.datetime | None,
+        /,
+    ) -> Any: ...

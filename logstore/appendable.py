@@ -16,10 +16,10 @@ import contextlib
 import datetime
 import weakref
 from collections.abc import Iterable
-from typing import cast
+from typing import Protocol, cast
 
 from logstore import _native, incoming
-from logstore.batch import BatchHeader, EndMarker
+from logstore.batch import HEADER_BYTES, BatchHeader, EndMarker
 from logstore.config import (
     INT16_MAX,
     INT32_MAX,
@@ -60,13 +60,19 @@ class _Batches(_native.Builder):
         self._take(self.full)
 
 
+class Buffered(Protocol):
+    """What holds records for a log, and hands them over when it is closed."""
+
+    def close(self) -> None: ...
+
+
 class AppendableLog(WritableLog):
     """A log that records are added to, by any number of threads."""
 
     def __init__(self, view: View, durability: str) -> None:
         super().__init__(view, durability)
         self._last_append_time = 0
-        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._writers: weakref.WeakSet[Writer | Buffered] = weakref.WeakSet()
         self._go_by(view.config)
 
     # ---- settings ----
@@ -375,6 +381,51 @@ class AppendableLog(WritableLog):
             self._view.wake_followers()
         return AppendedBatches(offsets, append_time, False)
 
+    def write_produced(
+        self,
+        batches: _native.Builder,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        transactional: bool = False,
+        origin: Origin = "leader",
+    ) -> AppendedBatches:
+        """Append the batches of a builder as a producer's, with sequences from `sequence` on.
+
+        For Producer.  Not waited for: see `make_durable`.  The same batches again are answered with
+        the offsets they have; an empty builder afterwards means that they are in the log.
+        """
+        batches._seal()
+        records = batches._records
+        with self._view.lock:
+            first = self._next_offset()
+            leadership = self._leadership
+            leadership.note([(leadership.epoch, first)])
+            _, heads = batches._stamp(
+                producer_id, producer_epoch, sequence, transactional, first, leadership.epoch
+            )
+            headers: list[tuple[BatchHeader, EndMarker | None]] = [
+                (BatchHeader.parse(heads, at), None) for at in range(0, len(heads), HEADER_BYTES)
+            ]
+            offsets = range(first, first + records)
+            admission = self._view.producers.admit(headers, origin)
+            if admission.duplicate is not None:
+                start = admission.duplicate.offsets.start
+                batches._drop()
+                return AppendedBatches(range(start, start + records), -1, True)
+            self._view.producers.begin(admission, offsets.stop)
+            try:
+                self._write_locked(batches)
+            except KeyboardInterrupt as interrupt:
+                if batches._records == 0 < records:
+                    raise InterruptedAppendError(offsets=offsets) from interrupt
+                raise
+            finally:
+                if self._writer is not None:
+                    self._settle_locked(offsets)
+        return AppendedBatches(offsets, -1, False)
+
     def _roll_before(self, offset: int) -> None:
         """Roll for batches that start at `offset`, at or behind the end."""
         end = cast(_native.SegmentWriter, self._writer).next_offset
@@ -455,6 +506,10 @@ class AppendableLog(WritableLog):
         )
         self._writers.add(writer)
         return writer
+
+    def close_with(self, writer: Buffered) -> None:
+        """Have a writer that was made elsewhere closed with the log, as its own are."""
+        self._writers.add(writer)
 
     def write_batches(self, batches: _native.Builder) -> range:
         """Append the batches of a builder; for Writer."""

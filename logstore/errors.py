@@ -18,6 +18,8 @@
       ConflictError               RuntimeError   the log's end is not where the caller expects it
       OutOfOrderSequenceError     ValueError     a batch that does not follow the producer's last
       TransactionAbortedError     RuntimeError   the transaction is over, and not committed
+      TransactionStateError       RuntimeError   not now: no transaction, or one that is ending
+        ConcurrentTransactionsError
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
@@ -33,6 +35,7 @@ import os
 
 __all__ = [
     "ClosedError",
+    "ConcurrentTransactionsError",
     "ConflictError",
     "CorruptLogError",
     "DiskFullError",
@@ -52,6 +55,7 @@ __all__ = [
     "RecordTooLargeError",
     "TopicExistsError",
     "TransactionAbortedError",
+    "TransactionStateError",
     "UnknownTopicError",
     "UnsupportedFormatError",
 ]
@@ -135,11 +139,8 @@ class FencedError(LogStoreError, ValueError):
 class CorruptLogError(LogStoreError, ValueError):
     """Damage: where it is (``.path``, byte ``.position``), what it is, and which offsets it hides.
 
-    ``.offsets`` is the half-open range that cannot be read.  Raised by a check, ``.problems`` has
-    everything that it found.
+    ``.offsets`` is the half-open range that cannot be read.
     """
-
-    problems: tuple[object, ...] = ()
 
     def __init__(
         self,
@@ -222,6 +223,14 @@ class OutOfOrderSequenceError(LogStoreError, ValueError):
 
 class TransactionAbortedError(LogStoreError, RuntimeError):
     """The transaction was aborted: what was appended in it will never be read as committed."""
+
+
+class TransactionStateError(LogStoreError, RuntimeError):
+    """What was asked for does not fit the state of the transaction, or of its producer."""
+
+
+class ConcurrentTransactionsError(TransactionStateError):
+    """The transaction is being ended right now: ask again."""
 
 
 class LockedError(LogStoreError, OSError):

@@ -10,6 +10,7 @@ opens the store for writing says again which one to use.
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["KeyPartitioner", "Partitioner", "partition_for_key"]
+__all__ = [
+    "KeyPartitioner",
+    "Partitioner",
+    "RandomPartitioner",
+    "RoundRobinPartitioner",
+    "partition_for_key",
+]
 
 BATCH_BYTES = 16_384  # what Kafka's producer collects before it changes the partition
 
@@ -70,6 +77,16 @@ class KeyPartitioner:
 
         return numpy.frombuffer(partitions_of_keys(*keys.buffers, partitions), numpy.int32)
 
+    @property
+    def batch_bytes(self) -> int:
+        """How long records without a key stay with one partition."""
+        return self._batch_bytes
+
+    def move(self, partitions: int) -> int:
+        """Leave the partition that records without a key go to; the next one."""
+        self._move(partitions)
+        return self._current
+
     def _move(self, partitions: int) -> None:
         """To any other partition, if there is one."""
         previous = self._current
@@ -81,3 +98,32 @@ class KeyPartitioner:
 
     def __repr__(self) -> str:
         return f"KeyPartitioner(batch_bytes={self._batch_bytes})"
+
+
+class RoundRobinPartitioner:
+    """Every record to the next partition in turn, whatever its key.
+
+    Threads may share one: each record takes one turn.
+    """
+
+    def __init__(self) -> None:
+        self._turns = itertools.count()
+
+    def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
+        return next(self._turns) % partitions
+
+    def __repr__(self) -> str:
+        return "RoundRobinPartitioner()"
+
+
+class RandomPartitioner:
+    """Every record anywhere, whatever its key; `seed` makes it repeatable."""
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
+        return self._random.randrange(partitions)
+
+    def __repr__(self) -> str:
+        return "RandomPartitioner()"

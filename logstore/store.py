@@ -50,10 +50,9 @@ from logstore.checkpoint import (
     topic_id_text,
     write_offsets,
 )
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
-from logstore.digest import DIGEST_SUFFIX
 from logstore.errors import (
     ClosedError,
     ForkedHandleError,
@@ -63,10 +62,9 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from logstore.inspection import CheckProgress, bytes_to_inspect, check_choice, raise_first_error
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
-from logstore.problem import Problem, ProblemKind
+from logstore.producer_ids import ProducerIds
 from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
 from logstore.root import (
     PARTITIONS_MAX,
@@ -78,7 +76,6 @@ from logstore.root import (
     partition_directories,
 )
 from logstore.topic import Topic, TopicDescription, check_topic_name
-from logstore.verify import RootInspection
 
 __all__ = ["Store", "StoreRecovery", "open"]
 
@@ -244,7 +241,8 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _sweep_temporary(self) -> None:
         """Files that a crash left half-written, before they got their name."""
-        names = (*CHECKPOINTS, NodeIdentity.NAME, Catalogue.NAME, *CleanShutdown.NAMES)
+        ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME)
+        names = (*CHECKPOINTS, *ours, *CleanShutdown.NAMES)
         for name in self._directory.names():
             if name.endswith(".tmp") and name.startswith(names):
                 self._directory.unlink(name)
@@ -491,46 +489,11 @@ class Store(Mapping[str, Topic], Closeable):
         """Sizes, offsets and times of every partition, by topic."""
         return {name: self[name].describe() for name in self}
 
-    def check(
-        self,
-        *,
-        deep: bool = True,
-        on_corrupt: str = "raise",
-        progress: CheckProgress | None = None,
-    ) -> list[Problem]:
-        """Look at the root's files and at every file of every partition; what is wrong.
-
-        As `Partition.check`: with ``on_corrupt="raise"`` CorruptLogError is raised for the first
-        problem of severity "error", and has all of them in ``.problems``.  Nothing is written.
-        """
-        check_choice(on_corrupt)
-        problems = RootInspection(self._directory).run()
-        done = total = 0
-
-        def moved(now: int, in_all: int) -> None:
-            if progress is not None:
-                progress(done + now, total + in_all)
-
-        for name, topic in self.items():
-            for number in list(topic._numbers):
-                where = self.path / f"{name}-{number}"
-                try:
-                    partition = topic[number]
-                    size = bytes_to_inspect(partition.segments, deep=deep)
-                    problems += partition.find_problems(deep=deep, progress=moved)
-                except UnknownTopicError:
-                    break  # deleted meanwhile
-                except ClosedError:
-                    raise
-                except (LogStoreError, OSError) as error:
-                    if not any(problem.path == where for problem in problems):
-                        kind = ProblemKind.UNOPENABLE_PARTITION
-                        problems.append(Problem(kind, where, str(error)))
-                    continue
-                done, total = done + size, total + size
-        if on_corrupt == "raise":
-            raise_first_error(problems)
-        return problems
+    def check(self) -> None:
+        """Verify every record and index of every partition; CorruptLogError at the first fault."""
+        for topic in self.values():
+            for partition in topic:
+                partition.check()
 
     # ---- topics come, change and go ----
 
@@ -861,6 +824,18 @@ class Store(Mapping[str, Topic], Closeable):
                 write_offsets(self._directory, name, offsets)
                 self._written[name] = dict(offsets)
 
+    # ---- producers ----
+
+    @functools.cached_property
+    def _producer_ids(self) -> ProducerIds:
+        return ProducerIds(self._directory, (self._clock or SystemClock()).time_ms)
+
+    def take_producer_id(self, above: int = -1) -> int:
+        """An id for a producer that nobody had before, here or at a broker; see `ProducerIds`."""
+        with self._lock:
+            self._writable()
+            return self._producer_ids.take(above)
+
     # ---- companions ----
 
     def companion(self, kind: Callable[[Store], C]) -> C:
@@ -986,9 +961,6 @@ def _forget_state(directory: Directory) -> None:
     directory.unlink(PartitionState.NAME)
     directory.unlink(DurableMark.NAME)
     directory.unlink(CleanerCheckpoint.NAME)
-    for name in directory.names():
-        if name.endswith(DIGEST_SUFFIX):
-            directory.unlink(name)
     directory.sync()
 
 

@@ -292,7 +292,9 @@ class Topic(Sequence[Partition]):
             raise
         return [position for position in positions if position is not None]
 
-    def _choose(self, key: bytes | None, value: bytes | None) -> int:
+    def _choose(
+        self, key: bytes | None, value: bytes | None, partitioner: Partitioner | None = None
+    ) -> int:
         if not self._dense:
             self._check_usable()
             raise ConfigError(
@@ -300,7 +302,7 @@ class Topic(Sequence[Partition]):
                 f"{', '.join(map(str, self._numbers))} only: say which with partition="
             )
         count = len(self._numbers)
-        number: object = self.partitioner(key, value, count)
+        number: object = (partitioner or self.partitioner)(key, value, count)
         if not isinstance(number, int) or not 0 <= number < count:
             raise ValueError(
                 f"the partitioner of {self.name!r} chose {number!r}: "

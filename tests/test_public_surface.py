@@ -24,6 +24,7 @@ from logstore import (
     Maintenance,
     OffsetIndex,
     Partition,
+    Producer,
     Record,
     Scan,
     Segment,
@@ -51,8 +52,10 @@ NAMES = {
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
     *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
     *("OngoingTransaction", "TransactionIndex"),
-    *("Problem", "ProblemKind", "Severity"),
     *("BatchEncoder", "LocatedBatch", "with_producer"),
+    *("ConsumerInterceptor", "Delivery", "Outgoing", "Producer", "ProducerInterceptor"),
+    *("RandomPartitioner", "RoundRobinPartitioner", "Serde", "SerializationError"),
+    *("ConcurrentTransactionsError", "TransactionStateError"),
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
 }
 
@@ -72,12 +75,23 @@ SIGNATURES = [
         "(self, name, partitions=1, *, config=None, exist_ok=False, partitioner=None, "
         "topic_id=None)",
     ),
+    (
+        Producer.append,
+        "(self, topic, value, *, key=None, headers=(), timestamp=None, partition=None)",
+    ),
+    (
+        Producer.send,
+        "(self, /, topic, value, *, key=None, headers=(), timestamp=None, partition=None, "
+        "callback=None, dedupe_id=None)",
+    ),
+    (Producer.flush, "(self)"),
+    (Producer.close, "(self)"),
     (Store.alter_topic, "(self, name, config)"),
     (Store.delete_topic, "(self, name)"),
     (Store.describe, "(self)"),
     (Store.sync, "(self)"),
     (Store.checkpoint, "(self)"),
-    (Store.check, "(self, *, deep=True, on_corrupt='raise', progress=None)"),
+    (Store.check, "(self)"),
     (Store.close, "(self)"),
     (
         Topic.append,
@@ -130,7 +144,7 @@ SIGNATURES = [
     (Partition.roll, "(self)"),
     (Partition.sync, "(self)"),
     (Partition.close, "(self)"),
-    (Partition.check, "(self, *, deep=True, on_corrupt='raise', progress=None)"),
+    (Partition.check, "(self)"),
     (
         Compactor,
         "(partition, *, memory_bytes=134217728, delete_retention_ms=None, min_lag_ms=None, "
@@ -171,6 +185,9 @@ ATTRIBUTES = {
 
 # What `except` can rely on, besides LogStoreError.
 CAUGHT_AS = {
+    "ConcurrentTransactionsError": logstore.TransactionStateError,
+    "SerializationError": ValueError,
+    "TransactionStateError": RuntimeError,
     "ClosedError": ValueError,
     "ConfigError": ValueError,
     "ConflictError": RuntimeError,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.config import ConfigError
@@ -38,6 +38,7 @@ def test_a_serde_gives_back_what_it_was_given(name: str, values: st.SearchStrate
     write, read = serializer(name), deserializer(name)
     assert write is not None and read is not None
 
+    @settings(max_examples=40)
     @given(values)
     def there_and_back(value: Any) -> None:
         data = write(value)

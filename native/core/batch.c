@@ -471,6 +471,25 @@ void ls_builder_seal(ls_builder *builder, uint8_t codec)
     builder->open_count = 0;
 }
 
+int32_t ls_batches_stamp(uint8_t *data, size_t size, int64_t producer_id, int16_t producer_epoch,
+                         int32_t base_sequence, bool transactional)
+{
+    uint32_t sequence = (uint32_t)base_sequence;
+    for (size_t at = 0; at < size;) {
+        uint8_t *batch = data + at;
+        ls_store_i64(batch + LS_AT_PRODUCER_ID, producer_id);
+        ls_store_i16(batch + LS_AT_PRODUCER_EPOCH, producer_epoch);
+        ls_store_i32(batch + LS_AT_BASE_SEQUENCE, (int32_t)sequence);
+        uint8_t attributes = (uint8_t)(batch[LS_AT_ATTRIBUTES + 1] & ~LS_ATTR_TRANSACTIONAL);
+        batch[LS_AT_ATTRIBUTES + 1] =
+            (uint8_t)(attributes | (transactional ? LS_ATTR_TRANSACTIONAL : 0));
+        uint32_t records = (uint32_t)ls_load_i32(batch + LS_AT_LAST_OFFSET_DELTA) + 1;
+        sequence = (sequence + records) & INT32_MAX;   /* from 2**31 - 1 on to 0 */
+        at += (size_t)ls_load_i32(batch + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;
+    }
+    return (int32_t)sequence;
+}
+
 int64_t ls_batches_finish(uint8_t *data, size_t size, int64_t base_offset, int32_t leader_epoch,
                           int64_t append_time)
 {

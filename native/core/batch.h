@@ -218,6 +218,11 @@ ls_code ls_builder_put_batch(ls_builder *builder, const uint8_t *header, const u
 /* Writes the header of the open batch, but for what ls_batches_finish adds.  No-op without one. */
 void ls_builder_seal(ls_builder *builder, uint8_t codec);
 
+/* Gives sealed batches of a builder, one behind the other, a producer, and sequences from
+ * `base_sequence` on; the sequence behind the last.  Their checksums are made by the next. */
+int32_t ls_batches_stamp(uint8_t *data, size_t size, int64_t producer_id, int16_t producer_epoch,
+                         int32_t base_sequence, bool transactional);
+
 /* Gives sealed batches their place in the log and their checksums.  With `append_time` >= 0 they
  * become LogAppendTime batches of that time.  Returns the offset after the last record. */
 int64_t ls_batches_finish(uint8_t *data, size_t size, int64_t base_offset, int32_t leader_epoch,

@@ -54,6 +54,7 @@ static int builder_traverse(BuilderObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->clock);
     Py_VISIT(self->compress);
+    Py_VISIT(self->pack);
     return 0;
 }
 
@@ -61,6 +62,7 @@ static int builder_clear(BuilderObject *self)
 {
     Py_CLEAR(self->clock);
     Py_CLEAR(self->compress);
+    Py_CLEAR(self->pack);
     return 0;
 }
 
@@ -224,8 +226,8 @@ static bool add(BuilderObject *self, const ls_new_record *record)
     }
 }
 
-static bool append_fields(BuilderObject *self, PyObject *value, PyObject *key, PyObject *headers,
-                          int64_t timestamp)
+bool ls_builder_append(BuilderObject *self, PyObject *value, PyObject *key, PyObject *headers,
+                       int64_t timestamp)
 {
     ls_new_record record;
     Py_buffer value_view = {0}, key_view = {0};
@@ -274,7 +276,7 @@ done:
     return ok;
 }
 
-static bool usable(BuilderObject *self)
+bool ls_builder_usable(BuilderObject *self)
 {
     if (self->closed) {
         PyErr_SetString(self->module->closed_error, "the writer is closed");
@@ -324,7 +326,7 @@ static PyObject *builder_append(BuilderObject *self, PyObject *const *args, Py_s
     if (fields[3] != NULL && !ls_timestamp_from(fields[3], &timestamp)) {
         return NULL;
     }
-    if (!usable(self) || !append_fields(self, fields[0], fields[1], fields[2], timestamp)) {
+    if (!ls_builder_usable(self) || !ls_builder_append(self, fields[0], fields[1], fields[2], timestamp)) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -340,7 +342,7 @@ static bool append_item(BuilderObject *self, PyObject *item)
         if (timestamp == -1) {
             timestamp = LS_NO_TIMESTAMP;   /* read from a log that kept no times */
         }
-        return append_fields(self, record->value, record->key, record->headers, timestamp);
+        return ls_builder_append(self, record->value, record->key, record->headers, timestamp);
     }
     if (item == Py_None) {
         PyErr_SetString(self->module->invalid_record_error,
@@ -356,7 +358,7 @@ static bool append_item(BuilderObject *self, PyObject *item)
                      Py_TYPE(item)->tp_name);
         return false;
     }
-    return append_fields(self, item, NULL, NULL, LS_NO_TIMESTAMP);
+    return ls_builder_append(self, item, NULL, NULL, LS_NO_TIMESTAMP);
 }
 
 /* All records of one extend() that have no time of their own get the same: one look at the clock. */
@@ -414,7 +416,7 @@ static bool append_all(BuilderObject *self, PyObject *records)
 
 static PyObject *builder_extend(BuilderObject *self, PyObject *records)
 {
-    if (!usable(self) || !append_all(self, records)) {
+    if (!ls_builder_usable(self) || !append_all(self, records)) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -512,7 +514,7 @@ static PyObject *builder_append_columns(BuilderObject *self, PyObject *args)
 {
     PyObject *values, *keys, *timestamps, *rows;
     if (!PyArg_ParseTuple(args, "OOOO:_append_columns", &values, &keys, &timestamps, &rows) ||
-        !usable(self)) {
+        !ls_builder_usable(self)) {
         return NULL;
     }
     PyObject *result = NULL;
@@ -658,8 +660,9 @@ static bool compress_arena(BuilderObject *self)
 }
 
 /* take(list): appends to the list a builder with all records so far, sealed; this one starts anew.
- * Done in one step, so that an interrupt finds the records in one place or the other. */
-static PyObject *builder_take(BuilderObject *self, PyObject *list)
+ * Done in one step, so that an interrupt finds the records in one place or the other.  The records
+ * keep their pack; the new ones have `pack`. */
+static PyObject *take_all(BuilderObject *self, PyObject *list, PyObject *pack)
 {
     if (!PyList_Check(list)) {
         PyErr_SetString(PyExc_TypeError, "take() needs a list");
@@ -685,7 +688,70 @@ static PyObject *builder_take(BuilderObject *self, PyObject *list)
     ls_builder empty = taken->arena;
     taken->arena = self->arena;
     self->arena = empty;
+    taken->pack = self->pack;          /* the reference moves with it */
+    self->pack = Py_XNewRef(pack);
     Py_DECREF(taken);
+    Py_RETURN_NONE;
+}
+
+static PyObject *builder_take(BuilderObject *self, PyObject *list)
+{
+    return take_all(self, list, NULL);
+}
+
+/* take_pack(list, pack): the same for a producer, whose next records belong to another pack. */
+static PyObject *builder_take_pack(BuilderObject *self, PyObject *args)
+{
+    PyObject *list, *pack;
+    if (!PyArg_ParseTuple(args, "OO:_take_pack", &list, &pack)) {
+        return NULL;
+    }
+    return take_all(self, list, pack);
+}
+
+/* stamp(producer_id, epoch, sequence, transactional, offset, leader_epoch) -> (next sequence,
+ * headers): the batches are this producer's, and lie at this offset; `headers` holds the 61 bytes of
+ * each.  For a sealed builder that only one thread uses. */
+static PyObject *builder_stamp(BuilderObject *self, PyObject *args)
+{
+    long long producer_id, offset;
+    short epoch;
+    int sequence, transactional, leader_epoch;
+    if (!PyArg_ParseTuple(args, "LhipLi:_stamp", &producer_id, &epoch, &sequence, &transactional,
+                          &offset, &leader_epoch)) {
+        return NULL;
+    }
+    ls_builder *arena = &self->arena;
+    if (arena->open_count != 0 || sequence < 0 ||
+        (self->codec != LS_CODEC_NONE && arena->size != 0 && !arena->packed)) {
+        PyErr_SetString(PyExc_SystemError, "batches must be sealed before they are stamped");
+        return NULL;
+    }
+    int32_t next = ls_batches_stamp(arena->data, arena->size, producer_id, epoch, sequence,
+                                    transactional != 0);
+    Py_ssize_t count = 0;
+    for (size_t at = 0; at < arena->size; count++) {
+        at += (size_t)ls_load_i32(arena->data + at + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;
+    }
+    PyObject *headers = PyBytes_FromStringAndSize(NULL, count * LS_BATCH_HEADER_BYTES);
+    if (headers == NULL) {
+        return NULL;
+    }
+    uint8_t *out = (uint8_t *)PyBytes_AS_STRING(headers);
+    for (size_t at = 0; at < arena->size; out += LS_BATCH_HEADER_BYTES) {
+        memcpy(out, arena->data + at, LS_BATCH_HEADER_BYTES);
+        ls_store_i64(out + LS_AT_BASE_OFFSET, offset);
+        ls_store_i32(out + LS_AT_LEADER_EPOCH, leader_epoch);
+        offset += (int64_t)ls_load_i32(out + LS_AT_LAST_OFFSET_DELTA) + 1;
+        at += (size_t)ls_load_i32(out + LS_AT_LENGTH) + LS_LOG_OVERHEAD_BYTES;
+    }
+    return Py_BuildValue("(iN)", (int)next, headers);
+}
+
+/* clear(): the records are not wanted any more. */
+static PyObject *builder_drop(BuilderObject *self, PyObject *Py_UNUSED(unused))
+{
+    ls_builder_clear(&self->arena);
     Py_RETURN_NONE;
 }
 
@@ -767,6 +833,11 @@ static PyMethodDef builder_methods[] = {
      PyDoc_STR("extend($self, records, /)\n--\n\nAdd many: bytes or Record.")},
     {"_take", (PyCFunction)builder_take, METH_O,
      PyDoc_STR("Take all records away, into a builder of their own in a list.")},
+    {"_take_pack", (PyCFunction)builder_take_pack, METH_VARARGS,
+     PyDoc_STR("Take all records away with their pack; the next belong to another.")},
+    {"_stamp", (PyCFunction)builder_stamp, METH_VARARGS,
+     PyDoc_STR("Give the batches a producer; the next sequence, and their headers.")},
+    {"_drop", (PyCFunction)builder_drop, METH_NOARGS, PyDoc_STR("Forget all records.")},
     {"_put_back", (PyCFunction)builder_put_back, METH_O,
      PyDoc_STR("Reuse the memory of a builder that take() gave.")},
     {"_seal", (PyCFunction)builder_seal, METH_NOARGS,
@@ -779,7 +850,20 @@ static PyMethodDef builder_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *builder_get_pack(BuilderObject *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->pack == NULL ? Py_None : self->pack);
+}
+
+static int builder_set_pack(BuilderObject *self, PyObject *pack, void *Py_UNUSED(closure))
+{
+    Py_XSETREF(self->pack, Py_XNewRef(pack));
+    return 0;
+}
+
 static PyGetSetDef builder_getset[] = {
+    {"_pack", (getter)builder_get_pack, (setter)builder_set_pack,
+     PyDoc_STR("what a producer calls the records held"), NULL},
     {"_records", (getter)builder_get_records, NULL, PyDoc_STR("records held"), NULL},
     {"_size_bytes", (getter)builder_get_size_bytes, NULL, PyDoc_STR("bytes held"), NULL},
     {NULL, NULL, NULL, NULL, NULL},

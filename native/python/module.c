@@ -290,9 +290,12 @@ static int module_exec(PyObject *self)
     module->keywords[1] = PyUnicode_InternFromString("key");
     module->keywords[2] = PyUnicode_InternFromString("headers");
     module->keywords[3] = PyUnicode_InternFromString("timestamp");
+    module->keywords[4] = PyUnicode_InternFromString("partition");
+    module->name_send = PyUnicode_InternFromString("_send");
     if (module->empty_tuple == NULL || module->name_hand_over == NULL ||
         module->keywords[0] == NULL || module->keywords[1] == NULL ||
-        module->keywords[2] == NULL || module->keywords[3] == NULL) {
+        module->keywords[2] == NULL || module->keywords[3] == NULL ||
+        module->keywords[4] == NULL || module->name_send == NULL) {
         return -1;
     }
     if (add_type(self, &ls_record_spec, &module->record_type) < 0 ||
@@ -304,7 +307,10 @@ static int module_exec(PyObject *self)
         add_type(self, &ls_column_builder_spec, &module->column_builder_type) < 0 ||
         add_type(self, &ls_offset_map_spec, &module->offset_map_type) < 0 ||
         add_type(self, &ls_transactions_spec, &module->transactions_type) < 0 ||
-        add_type(self, &ls_cleaner_spec, &module->cleaner_type) < 0) {
+        add_type(self, &ls_cleaner_spec, &module->cleaner_type) < 0 ||
+        add_type(self, &ls_delivery_spec, &module->delivery_type) < 0 ||
+        add_type(self, &ls_route_spec, &module->route_type) < 0 ||
+        add_type(self, &ls_sender_spec, &module->sender_type) < 0) {
         return -1;
     }
     if (PyModule_AddFunctions(self, ls_file_functions) < 0 ||
@@ -331,6 +337,9 @@ static int module_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(module->offset_map_type);
     Py_VISIT(module->transactions_type);
     Py_VISIT(module->cleaner_type);
+    Py_VISIT(module->delivery_type);
+    Py_VISIT(module->route_type);
+    Py_VISIT(module->sender_type);
     Py_VISIT(module->closed_error);
     Py_VISIT(module->forked_error);
     Py_VISIT(module->corrupt_error);
@@ -355,6 +364,9 @@ static int module_clear(PyObject *self)
     Py_CLEAR(module->offset_map_type);
     Py_CLEAR(module->transactions_type);
     Py_CLEAR(module->cleaner_type);
+    Py_CLEAR(module->delivery_type);
+    Py_CLEAR(module->route_type);
+    Py_CLEAR(module->sender_type);
     Py_CLEAR(module->closed_error);
     Py_CLEAR(module->forked_error);
     Py_CLEAR(module->corrupt_error);
@@ -365,7 +377,8 @@ static int module_clear(PyObject *self)
     Py_CLEAR(module->indeterminate_error);
     Py_CLEAR(module->empty_tuple);
     Py_CLEAR(module->name_hand_over);
-    for (size_t i = 0; i < 4; i++) {
+    Py_CLEAR(module->name_send);
+    for (size_t i = 0; i < 5; i++) {
         Py_CLEAR(module->keywords[i]);
     }
     return 0;

@@ -30,6 +30,9 @@ typedef struct {
     PyTypeObject *offset_map_type;
     PyTypeObject *transactions_type;
     PyTypeObject *cleaner_type;
+    PyTypeObject *delivery_type;
+    PyTypeObject *route_type;
+    PyTypeObject *sender_type;
     /* Exceptions of logstore.errors; strong. */
     PyObject *closed_error;
     PyObject *forked_error;
@@ -41,7 +44,8 @@ typedef struct {
     PyObject *indeterminate_error;
     PyObject *empty_tuple;
     PyObject *name_hand_over;          /* "_hand_over" */
-    PyObject *keywords[4];             /* interned: value, key, headers, timestamp */
+    PyObject *name_send;               /* "_send" */
+    PyObject *keywords[5];             /* interned: value, key, headers, timestamp, partition */
     /* Bumped in a child process: handles of the parent are dead there. */
     unsigned fork_generation;
     ls_lz4_decode lz4_decode;          /* the lz4 package's own functions, or NULL */
@@ -138,6 +142,7 @@ typedef struct {
     ls_header_buffer headers;
     PyObject *clock;                   /* callable -> ms, or NULL for the system's; strong */
     PyObject *compress;                /* callable (codec, bytes) -> bytes, or NULL; strong */
+    PyObject *pack;                    /* what a producer calls these records, or NULL; strong */
     size_t arena_bytes;                /* hand over when the arena has this much */
     int64_t before_max_ms;             /* how far from now a timestamp may lie */
     int64_t after_max_ms;
@@ -152,6 +157,14 @@ typedef struct {
 
 extern PyType_Spec ls_builder_spec;
 
+/* Whether records may be added; false: raised. */
+bool ls_builder_usable(BuilderObject *self);
+
+/* Adds one record; key and headers may be NULL.  False: raised, and not added.  Until the next call
+ * into Python, the record is the last of the arena. */
+bool ls_builder_append(BuilderObject *self, PyObject *value, PyObject *key, PyObject *headers,
+                       int64_t timestamp);
+
 /* ---- the rest: one spec a file ---- */
 
 extern PyType_Spec ls_segment_writer_spec;
@@ -161,6 +174,9 @@ extern PyType_Spec ls_column_builder_spec;
 extern PyType_Spec ls_offset_map_spec;
 extern PyType_Spec ls_transactions_spec;
 extern PyType_Spec ls_cleaner_spec;
+extern PyType_Spec ls_delivery_spec;
+extern PyType_Spec ls_route_spec;
+extern PyType_Spec ls_sender_spec;
 extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_batch_functions[];
 extern PyMethodDef ls_index_functions[];

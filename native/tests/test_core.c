@@ -307,6 +307,33 @@ static void a_record_beyond_the_limit_is_refused_to_the_byte(void)
     ls_builder_free(&builder);
 }
 
+static void a_stamp_numbers_batches_over_the_end_of_the_numbers(void)
+{
+    ls_builder builder;
+    ls_builder_init(&builder, 1 << 16, 1 << 16);
+    for (int i = 0; i < 3; i++) {
+        sample_batch(&builder, 4, 40, 1000);
+    }
+    CHECK(ls_batches_stamp(builder.data, builder.size, 1LL << 48, 7, INT32_MAX - 5, true) == 6);
+    CHECK(ls_batches_finish(builder.data, builder.size, 100, 2, -1) == 112);
+    const int32_t sequences[] = {INT32_MAX - 5, INT32_MAX - 1, 2};
+    size_t at = 0;
+    for (int i = 0; i < 3; i++) {
+        ls_batch batch;
+        CHECK(ls_batch_parse(builder.data + at, builder.size - at, &batch).code == LS_OK);
+        CHECK(batch.producer_id == 1LL << 48 && batch.producer_epoch == 7);
+        CHECK(batch.base_sequence == sequences[i] && batch.base_offset == 100 + 4 * i);
+        CHECK(batch.attributes == LS_ATTR_TRANSACTIONAL);
+        CHECK(ls_batch_verify(builder.data + at, &batch));
+        at += (size_t)batch.size;
+    }
+    CHECK(at == builder.size);
+    CHECK(ls_batches_stamp(builder.data, builder.size, 5, 0, 0, false) == 12);
+    ls_batches_finish(builder.data, builder.size, 0, 0, -1);
+    CHECK((builder.data[LS_AT_ATTRIBUTES + 1] & LS_ATTR_TRANSACTIONAL) == 0);
+    ls_builder_free(&builder);
+}
+
 static void a_compressed_payload_takes_the_place_of_the_records(void)
 {
     static uint8_t payload[9000];
@@ -804,6 +831,7 @@ int main(void)
         log_append_time_is_the_time_of_every_record,
         a_full_batch_asks_to_be_sealed_and_the_arena_stays_as_it_was,
         a_record_beyond_the_limit_is_refused_to_the_byte,
+        a_stamp_numbers_batches_over_the_end_of_the_numbers,
         a_compressed_payload_takes_the_place_of_the_records,
         every_flipped_bit_under_the_checksum_is_noticed,
         a_lying_header_is_refused,

@@ -1,0 +1,224 @@
+"""Lane: the records of one producer on their way into one partition.
+
+A lane is a buffer of records, encoded as they come.  When it is full, or has lingered, or someone
+waits, all it holds becomes a pack: it is stamped with the producer's id and the next sequence,
+written in one piece, synced if that was asked for, and answered.
+
+Invariant: packs are written in the order in which they were filled, one at a time, and a pack is
+answered only after all before it.  A pack that provably is not in the log (a full disk) is tried
+again, with the same sequence; one of which that cannot be known fails, and so does the partition.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from typing import Protocol, Self
+
+from logstore import _native
+from logstore.errors import (
+    ClosedError,
+    DiskFullError,
+    IndeterminateAppendError,
+    InterruptedAppendError,
+)
+from logstore.partition import Partition
+from logstore.transactions.delivery import Pack
+from logstore.writer import WRITE_BYTES, builder_settings, codec_number
+
+__all__ = ["Lane", "LaneOwner"]
+
+
+class LaneOwner(Protocol):
+    """What a lane needs of its producer."""
+
+    @property
+    def fsync(self) -> bool: ...
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The producer's id and epoch; (-1, -1): none, and batches are not numbered."""
+
+    def enlist(self, lane: Lane, /) -> bool:
+        """Before anything is written: whether it belongs to a transaction, which knows now."""
+
+    def make_room(self, lane: Lane, /) -> None:
+        """A lane is full: have it written, or take it away for later."""
+
+    def hurry(self) -> None: ...
+    def note_failure(self, error: BaseException, /) -> None: ...
+
+
+class Lane(_native.Builder):
+    """Records of one producer for one partition.  Threads may add records at any time."""
+
+    def __new__(
+        cls,
+        owner: LaneOwner,
+        partition: Partition,
+        *,
+        batch_bytes: int,
+        compression: str | None,
+        compression_level: int | None,
+    ) -> Self:
+        config = partition.config
+        codec = codec_number(compression, config)
+        settings = builder_settings(
+            config, codec, compression_level, batch_bytes=batch_bytes, write_bytes=WRITE_BYTES
+        )
+        return super().__new__(cls, **settings, clock=partition._ask_time)
+
+    def __init__(self, owner: LaneOwner, partition: Partition, **options: object) -> None:
+        self.owner = owner
+        self.partition = partition
+        self.topic = partition.topic
+        self.number = partition.number
+        self.sequence = 0
+        self._order = threading.RLock()  # one hand-over at a time, in order
+        self._settling = threading.RLock()  # one thread answers, in order
+        self._unwritten: list[_native.Builder] = []
+        self._unsettled: collections.deque[Pack] = collections.deque()  # written, not answered
+        self._pack = Pack(self)
+
+    def __repr__(self) -> str:
+        return f"<Lane to {self.topic}-{self.number}, {self.pending} pending>"
+
+    @property
+    def pending(self) -> int:
+        """Records that are not in the log yet."""
+        return self._records + sum(taken._records for taken in list(self._unwritten))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of records that are not in the log yet."""
+        return self._size_bytes + sum(taken._size_bytes for taken in list(self._unwritten))
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some records are not answered yet."""
+        return bool(self._records or self._unwritten or self._unsettled)
+
+    def hurry(self) -> None:
+        """Someone waits for an answer."""
+        self.owner.hurry()
+
+    # ---- writing ----
+
+    def _hand_over(self) -> None:
+        """Called when a record finds no room."""
+        self.owner.make_room(self)
+
+    def set_aside(self) -> None:
+        """Make what is held a pack, to be written by another thread."""
+        if self._records:
+            self._take_pack(self._unwritten, Pack(self))
+
+    def write_out(self) -> None:
+        """Write all that is held.  DiskFullError: nothing is lost, try again."""
+        with self._order:
+            self.set_aside()
+            while self._unwritten:
+                taken = self._unwritten[0]
+                try:
+                    self._write(taken)
+                except DiskFullError:
+                    raise  # it is still here
+                except InterruptedAppendError as interrupt:
+                    self._written(taken, interrupt.offsets.start)
+                    raise
+                except (Exception, IndeterminateAppendError) as error:  # noqa: BLE001
+                    self._fail_first(error)
+                else:
+                    self._put_back(taken)
+
+    def _write(self, taken: _native.Builder) -> None:
+        pack: Pack = taken._pack
+        records = taken._records
+        if records == 0:
+            # An interrupt came between writing and noting it: our last batches are these.
+            self._written(taken, self._last_offset() + 1 - pack.count)
+            return
+        pack.count = records
+        transactional = self.owner.enlist(self)
+        producer_id, epoch = self.owner.identity
+        if producer_id < 0:
+            first = self.partition.write_batches(taken).start
+        else:
+            appended = self.partition.write_produced(
+                taken,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                sequence=self.sequence,
+                transactional=transactional,
+            )
+            first = appended.offsets.start
+        self._written(taken, first)
+        if transactional or not self.owner.fsync:
+            self.settle()
+
+    def _last_offset(self) -> int:
+        entry = self.partition.known_producer(self.owner.identity[0])
+        return self.partition.end_offset - 1 if entry is None else entry.last_offset
+
+    def _written(self, taken: _native.Builder, first: int) -> None:
+        """It is in the log: before anything else, so that it is never written twice."""
+        pack: Pack = taken._pack
+        pack.first_offset = first
+        self.sequence = (self.sequence + pack.count) & 0x7FFFFFFF
+        self._unsettled.append(pack)
+        del self._unwritten[0]
+
+    def _fail_first(self, error: BaseException) -> None:
+        """The oldest pack is not in the log, or nobody can tell, and will not be tried again."""
+        taken = self._unwritten.pop(0)
+        self.owner.note_failure(error)
+        with self._settling:
+            taken._pack.finish(error)
+
+    def fail_unwritten(self, error: BaseException) -> None:
+        """Give up what is not in the log yet."""
+        with self._order:
+            self.set_aside()
+            while self._unwritten:
+                taken = self._unwritten.pop(0)
+                with self._settling:
+                    taken._pack.finish(error)
+
+    # ---- answering ----
+
+    def settle(self, end_offset: int | None = None) -> None:
+        """Answer the packs below an offset; by default all that are written."""
+        with self._settling:
+            while self._unsettled:
+                pack = self._unsettled[0]
+                if end_offset is not None and pack.end_offset > end_offset:
+                    return
+                self._unsettled.popleft()
+                pack.finish()
+
+    def sync(self) -> None:
+        """Make durable what is written, and answer it."""
+        unsettled = list(self._unsettled)
+        if not unsettled:
+            return
+        end = unsettled[-1].end_offset
+        try:
+            self.partition.make_durable(range(unsettled[0].first_offset, end))
+        except InterruptedAppendError:
+            raise
+        except (IndeterminateAppendError, ClosedError) as error:
+            self.owner.note_failure(error)
+            with self._settling:
+                while self._unsettled and self._unsettled[0].end_offset <= end:
+                    self._unsettled.popleft().finish(error)
+        else:
+            self.settle(end)
+
+    def close(self) -> None:
+        """Write and answer all; for the partition, which is about to be closed."""
+        with contextlib.suppress(ClosedError):
+            self.write_out()
+            if self.owner.fsync:
+                self.sync()
+            self.settle()
+        self._close()

@@ -1,0 +1,547 @@
+"""Producer: records from an application into the topics of a store.
+
+`append` returns when its record is durable; `send` returns at once, and what it returns tells
+later.  Records of one partition travel together, in batches, in the order in which they were sent.
+
+Who does the work: a lane that is full is written by the thread that finds it full, which is the
+back-pressure; one thread of the producer writes what has lingered, syncs and answers.  That thread
+sleeps while nothing is on its way, and holds the producer only as long as something is: a producer
+that is dropped, or an interpreter that ends, still writes what was sent.
+
+Idempotent: every batch carries the producer's id and a sequence, so that a batch which is written
+again is answered with its first offsets.
+
+Threads may share a producer; a transaction belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+from logstore import _native
+from logstore.batch import increment_sequence
+from logstore.closeable import Closeable
+from logstore.config import ConfigError, wants_fsync
+from logstore.errors import ClosedError, DiskFullError, ForkedHandleError, InvalidNameError
+from logstore.interceptors import InterceptorChain, Outgoing
+from logstore.internal_topics import INTERNAL_TOPICS
+from logstore.partitioner import (
+    KeyPartitioner,
+    Partitioner,
+    RandomPartitioner,
+    RoundRobinPartitioner,
+)
+from logstore.serialization import SerializationError, Serializer, serializer
+from logstore.store import Store
+from logstore.topic import Position, Topic, partition_number
+from logstore.transactions.delivery import Delivery
+from logstore.transactions.lane import Lane
+
+__all__ = ["Producer"]
+
+log = logging.getLogger("logstore.producer")
+
+BATCH_BYTES = 64 << 10
+BUFFER_BYTES = 32 << 20  # as Kafka's producer
+LINGER = 0.01
+MAX_BLOCK = 60.0
+DELIVERY_TIMEOUT = 120.0
+RETRY = 0.05  # seconds between attempts to write to a full disk
+PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
+    "default": KeyPartitioner,
+    "round_robin": RoundRobinPartitioner,
+    "random": RandomPartitioner,
+}
+
+_busy: set[Producer] = set()  # with records on their way: see the end of this file
+
+
+class _Route(_native.Route):
+    """A topic, its lanes, and what chooses among them."""
+
+    topic: Topic
+    partitioner: Partitioner
+
+
+class Producer(_native.Sender, Closeable):
+    """Writes records to the topics of a store.  Use it in a ``with`` block, or close it.
+
+    - `batch_bytes`, `compression` (none, gzip, snappy, lz4, zstd), `compression_level`: of a batch.
+    - `linger`: seconds that a record may wait for others.
+    - `buffer_bytes`: what may be held in memory; beyond it, `send` writes before it returns.
+    - `max_block`: seconds that a call may wait for room on a full disk; then it raises
+      DiskFullError, and the record of that call was not taken.
+    - `delivery_timeout`: seconds after which records that were sent before fail as well.
+    - `partitioner`: a callable of (key, value, partitions), "round_robin" or "random"; by default
+      the topic's own.
+    - `key_serializer`, `value_serializer`: a callable, or "json", "string", "integer", "long"...
+    - `interceptors`: objects with `on_send` or `on_acknowledgement`, called in this order.
+    - `durability`: "fsync" or "os"; the store's by default.
+    - `idempotence`: number the batches, so that none is appended twice.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        transactional_id: str | None = None,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        linger: float = LINGER,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        partitioner: Partitioner | str | None = None,
+        key_serializer: str | Serializer | None = None,
+        value_serializer: str | Serializer | None = None,
+        interceptors: Iterable[object] = (),
+        durability: str | None = None,
+        idempotence: bool = True,
+        buffer_bytes: int = BUFFER_BYTES,
+        max_block: float = MAX_BLOCK,
+        delivery_timeout: float = DELIVERY_TIMEOUT,
+    ) -> None:
+        self._closed = True  # until all is in place
+        _positive(batch_bytes=batch_bytes, linger=linger, buffer_bytes=buffer_bytes)
+        _positive(max_block=max_block, delivery_timeout=delivery_timeout)
+        self._store = store
+        self._transactional_id = transactional_id
+        self._lane_settings = {
+            "batch_bytes": batch_bytes,
+            "compression": compression,
+            "compression_level": compression_level,
+        }
+        self._linger = linger
+        self._buffer_bytes = buffer_bytes
+        self._max_block = max_block
+        self._delivery_timeout = delivery_timeout
+        self._partitioner = _partitioner_of(partitioner)
+        self._key_serializer = serializer(key_serializer)
+        self._value_serializer = serializer(value_serializer)
+        self._interceptors = InterceptorChain(interceptors)
+        self.fsync = wants_fsync(store._durability if durability is None else durability)
+        self._generation = _native.fork_generation()
+        self._making = threading.RLock()  # of routes, lanes and the thread
+        self._failures: list[BaseException] = []  # since the last flush
+        self._stuck_since: float | None = None  # the disk is full
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._hurried = False
+        self.identity = (store.take_producer_id(), 0) if idempotence else (-1, -1)
+        self._delivery = Delivery
+        self._held_max = min(buffer_bytes, 1 << 20)
+        self._quick = self._is_plain()
+        self._closed = False
+
+    def _is_plain(self) -> bool:
+        """Whether bytes may go straight into a batch."""
+        chain = self._interceptors
+        return not (
+            self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.pending} pending"
+        return f"<Producer {self.identity[0]} of {str(self._store.path)!r} {state}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    @property
+    def producer_id(self) -> int:
+        """Its id in the log; -1 when it is not idempotent."""
+        return self.identity[0]
+
+    @property
+    def producer_epoch(self) -> int:
+        """Its epoch in the log."""
+        return self.identity[1]
+
+    @property
+    def pending(self) -> int:
+        """Records that are not in the log yet."""
+        return sum(lane.pending for lane in self._lanes())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of records that are not in the log yet."""
+        return sum(lane.held_bytes for lane in self._lanes())
+
+    # ---- sending ----
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+    ) -> Position:
+        """Append one record and return where it is, once it is as durable as asked for.
+
+        All that was sent to the same partition before is written first.  Raises what
+        `Partition.append` raises.
+        """
+        delivery = self._send(topic, value, key=key, headers=headers, timestamp=timestamp,
+                              partition=partition)  # fmt: skip
+        self._deliver(cast(Lane, delivery._pack.carrier))
+        return delivery.result()
+
+    def _deliver(self, lane: Lane) -> None:
+        """Have a lane written and answered by this thread."""
+        self._write_blocking(lane)
+        if self.fsync:
+            lane.sync()
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+        callback: Callable[[Delivery], object] | None = None,
+    ) -> Delivery:
+        """All that `send` does not do itself."""
+        self._check_usable()
+        chain = self._interceptors
+        if chain.senders:
+            topic, value, key, headers, timestamp, partition = chain.on_send(
+                Outgoing(topic, value, key, headers, timestamp, partition)
+            )
+        if self._key_serializer is not None and key is not None:
+            key = _serialized(self._key_serializer, key, "key", topic)
+        if self._value_serializer is not None and value is not None:
+            value = _serialized(self._value_serializer, value, "value", topic)
+        route = self._route(topic)
+        lane = self._lane(route, self._choose(route, key, value, partition))
+        self._look_after()
+        if self._held >= self._held_max:
+            self._look_at_buffer()
+        delivery = cast(Delivery, self._put(lane, value, key, headers, timestamp))
+        if chain.acknowledgers:
+            delivery.add_done_callback(self._acknowledge)
+        if callback is not None:
+            delivery.add_done_callback(callback)
+        return delivery
+
+    def _acknowledge(self, delivery: Delivery) -> None:
+        error = delivery.exception(0)
+        self._interceptors.on_acknowledgement(None if error else delivery.result(0), error)
+
+    def _route(self, name: str) -> _Route:
+        route = cast("_Route | None", self._routes.get(name))
+        if route is not None:
+            topic = route.topic
+            # Partitions may have been added, and the partitioner exchanged.
+            known = not topic._deleted and max(topic._numbers) + 1 == len(route.lanes)
+            if known and (self._partitioner or route.partitioner is topic.partitioner):
+                return route
+        with self._making:
+            if name in INTERNAL_TOPICS:
+                raise InvalidNameError(f"{name!r} is written by coordinators only")
+            topic = self._store[name]
+            numbers = topic._numbers
+            lanes: list[Lane | None] = [None] * (max(numbers, default=-1) + 1)
+            if route is not None and route.topic is topic:
+                for number, lane in enumerate(route.lanes[: len(lanes)]):
+                    lanes[number] = lane
+            partitioner = self._partitioner or topic.partitioner
+            made = _Route(lanes, topic._dense and type(partitioner) is KeyPartitioner)
+            made.topic = topic
+            made.partitioner = partitioner
+            self._routes[name] = made
+            return made
+
+    def _choose(self, route: _Route, key: Any, value: Any, partition: int | None) -> int:
+        topic = route.topic
+        if partition is not None:
+            number = partition_number(partition)
+            _ = topic[number]  # raises, and says which there are
+            return number
+        if not route.hashed or key is not None:
+            return topic._choose(key, value, route.partitioner)
+        if route.left <= 0:
+            sticky = cast(KeyPartitioner, route.partitioner)
+            route.current = sticky.move(len(route.lanes))
+            route.left = sticky.batch_bytes
+        route.left -= max(1, 0 if value is None else len(value))
+        return route.current
+
+    def _lane(self, route: _Route, number: int) -> Lane:
+        lane = cast("Lane | None", route.lanes[number])
+        if lane is None or lane.partition.closed:
+            with self._making:
+                lane = cast("Lane | None", route.lanes[number])
+                if lane is None or lane.partition.closed:
+                    partition = route.topic[number]
+                    lane = Lane(self, partition, **self._lane_settings)
+                    lane.sequence = self._first_sequence(lane)
+                    partition.close_with(lane)
+                    route.lanes[number] = lane
+        return lane
+
+    def _first_sequence(self, lane: Lane) -> int:
+        """Where to go on: 0, unless this producer wrote there before the partition was reopened."""
+        producer_id, epoch = self.identity
+        entry = None if producer_id < 0 else lane.partition.known_producer(producer_id)
+        if entry is None or entry.epoch != epoch:
+            return 0
+        return increment_sequence(entry.last_sequence, 1)
+
+    def _lanes(self) -> Iterator[Lane]:
+        for route in list(self._routes.values()):
+            for lane in list(route.lanes):
+                if lane is not None:
+                    yield lane
+
+    # ---- what a lane asks for ----
+
+    def enlist(self, lane: Lane) -> bool:
+        """Nothing here belongs to a transaction."""
+        return False
+
+    def make_room(self, lane: Lane) -> None:
+        """A lane is full: written by whoever finds it so."""
+        self._write_blocking(lane)
+
+    def note_failure(self, error: BaseException) -> None:
+        """Some records will not be delivered: `flush` and `close` tell, if nobody else does."""
+        self._failures.append(error)
+
+    def hurry(self) -> None:
+        """Someone waits for an answer."""
+        self._hurried = True
+        self._look_after()
+        self._wake.set()
+
+    # ---- the buffer ----
+
+    def _look_at_buffer(self) -> None:
+        """Write when too much is held.  Lanes bound themselves; this bounds many of them."""
+        held = self.held_bytes
+        if held >= self._buffer_bytes:
+            for lane in sorted(self._lanes(), key=lambda each: each.held_bytes, reverse=True):
+                self._write_blocking(lane)
+            held = self.held_bytes
+        # `send` comes here again after so many bytes more.
+        self._held = 0
+        self._held_max = max(1, min(self._buffer_bytes - held, 1 << 20))
+
+    def _write_blocking(self, lane: Lane) -> None:
+        """Write a lane; wait for room on a full disk, but not for ever."""
+        deadline = time.monotonic() + self._max_block
+        while True:
+            try:
+                lane.write_out()
+            except DiskFullError as error:
+                if time.monotonic() >= deadline:
+                    error.add_note(
+                        f"waited {self._max_block} s for room; {self.pending} records are held "
+                        f"and will be tried again, that of this call was not taken"
+                    )
+                    raise
+                time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())))
+            else:
+                return
+
+    # ---- the thread ----
+
+    def _look_after(self) -> None:
+        """Have the thread look after what is about to be sent."""
+        if self._idle:
+            with self._making:
+                _busy.add(self)
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=_run,
+                        args=(weakref.ref(self, _waking(self._wake)), self._wake, self._linger),
+                        name="logstore producer",
+                        daemon=True,
+                    )
+                    self._thread.start()
+                self._idle = False
+            self._wake.set()
+
+    def _write_lingering(self) -> bool:
+        """One round of the thread; whether anything is left to look after."""
+        self._hurried = False
+        for lane in self._lanes():
+            try:
+                lane.write_out()
+                self._stuck_since = None
+            except DiskFullError as error:
+                self._stuck(lane, error)
+        if self.fsync:
+            for lane in self._lanes():
+                lane.sync()
+        if any(lane.unsettled for lane in self._lanes()):
+            return True
+        with self._making:
+            self._idle = True
+            # Whoever sent before this line is seen here; whoever comes after it, in `send`.
+            if any(lane.unsettled for lane in self._lanes()) or self._hurried:
+                self._idle = False
+                return True
+            _busy.discard(self)
+            return False
+
+    def _go_round(self) -> bool:
+        """The same, whatever happens: the thread goes on as long as the store is open."""
+        try:
+            return self._write_lingering()
+        except Exception:
+            if not self._store.closed:
+                log.exception("a producer's thread goes on after an error")
+            return True
+
+    def _stuck(self, lane: Lane, error: DiskFullError) -> None:
+        now = time.monotonic()
+        if self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > self._delivery_timeout:
+            error.add_note(f"nothing could be written for {self._delivery_timeout} s")
+            self.note_failure(error)
+            lane.fail_unwritten(error)
+            self._stuck_since = None
+
+    # ---- ending ----
+
+    def flush(self) -> None:
+        """Return when all that was sent is answered, as durable as asked for.
+
+        Raises the first error of records that could not be delivered since the last flush, a
+        BaseExceptionGroup when there were several: nothing is lost without an exception.
+        """
+        self._check_usable()
+        self._flush()
+
+    def _flush(self) -> None:
+        for lane in self._lanes():
+            self._write_blocking(lane)
+        if self.fsync:
+            for lane in self._lanes():
+                lane.sync()
+        for lane in self._lanes():
+            if not self.fsync:
+                lane.settle()
+        failures, self._failures = self._failures, []
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise BaseExceptionGroup(f"{len(failures)} packs of records failed", failures)
+
+    def close(self) -> None:
+        """Flush, and take no more records.  Closing twice is harmless.
+
+        When records cannot be written (a full disk) it raises, and can be tried again; what has
+        failed for good is raised once, and the producer is closed.
+        """
+        if self._closed:
+            return
+        self._check_fork()
+        self._quick = False
+        try:
+            self._flush()
+        except DiskFullError:
+            if self.pending:
+                self._quick = self._is_plain()
+                raise
+            self._close_now()
+            raise
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):
+                self._close_now()
+            raise
+        self._close_now()
+
+    def _close_now(self) -> None:
+        self._closed = True
+        for lane in self._lanes():
+            lane._close()
+            lane.fail_unwritten(ClosedError("the producer is closed"))
+        _busy.discard(self)
+        self._wake.set()
+
+    def _check_usable(self) -> None:
+        self._check_fork()
+        if self._closed:
+            raise ClosedError("the producer is closed")
+
+    def _check_fork(self) -> None:
+        if self._generation != _native.fork_generation():
+            raise ForkedHandleError(
+                "this producer was made before a fork: make another in this process, on a store "
+                "that was opened in it"
+            )
+
+
+def _positive(**settings: float) -> None:
+    for name, value in settings.items():
+        if not value > 0:
+            raise ConfigError(f"{name} must be positive, not {value!r}")
+
+
+def _partitioner_of(given: Partitioner | str | None) -> Partitioner | None:
+    if given is None or callable(given):
+        return given
+    if given not in PARTITIONERS:
+        raise ConfigError(
+            f"no partitioner {given!r}: pass a callable, or one of "
+            f"{', '.join(map(repr, PARTITIONERS))}"
+        )
+    return PARTITIONERS[given]()
+
+
+def _serialized(serialize: Serializer, given: Any, part: str, topic: str) -> bytes | None:
+    try:
+        made: object = serialize(given)
+    except Exception as error:
+        raise SerializationError(error, part=part, topic=topic, data=given) from error
+    if made is not None and not isinstance(made, bytes):
+        wrong = TypeError(f"the serializer returned {type(made).__name__}, not bytes")
+        raise SerializationError(wrong, part=part, topic=topic, data=given)
+    return made
+
+
+def _run(producer: weakref.ref[Producer], wake: threading.Event, linger: float) -> None:
+    """The thread: every `linger` seconds while something is on its way, then asleep."""
+    busy = False
+    while True:
+        woken = wake.wait(linger if busy else None)
+        wake.clear()
+        held = producer()
+        if held is None or held._closed:
+            return
+        if woken and not busy and not held._hurried:
+            busy = True  # the first record waits for others, too
+        else:
+            busy = held._go_round()
+        del held
+
+
+def _waking(wake: threading.Event) -> Callable[[object], None]:
+    """Lets the thread end when its producer is gone."""
+    return lambda _: wake.set()
+
+
+def _flush_at_exit() -> None:
+    """Interpreter exit: what was sent and not closed is still written."""
+    for producer in list(_busy):
+        if producer._generation == _native.fork_generation() and not producer._closed:
+            with contextlib.suppress(Exception):
+                producer._flush()
+
+
+atexit.register(_flush_at_exit)

@@ -20,6 +20,7 @@
       TransactionAbortedError     RuntimeError   the transaction is over, and not committed
       TransactionStateError       RuntimeError   not now: no transaction, or one that is ending
         ConcurrentTransactionsError
+      RebalanceError              RuntimeError   the group has moved on without this member
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
@@ -51,6 +52,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
     "ReadOnlyError",
+    "RebalanceError",
     "RecordNotFoundError",
     "RecordTooLargeError",
     "TopicExistsError",
@@ -231,6 +233,18 @@ class TransactionStateError(LogStoreError, RuntimeError):
 
 class ConcurrentTransactionsError(TransactionStateError):
     """The transaction is being ended right now: ask again."""
+
+
+class RebalanceError(LogStoreError, RuntimeError):
+    """A group refused what a member, or someone outside of it, asked for.  Nothing was done.
+
+    ``.group`` is its name, ``.code`` Kafka's name of the reason, such as ILLEGAL_GENERATION.
+    """
+
+    def __init__(self, reason: str, *, group: str, code: str) -> None:
+        super().__init__(f"group {group!r}: {reason} ({code})")
+        self.group = group
+        self.code = code
 
 
 class LockedError(LogStoreError, OSError):

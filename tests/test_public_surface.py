@@ -57,6 +57,9 @@ NAMES = {
     *("RandomPartitioner", "RoundRobinPartitioner", "Serde", "SerializationError"),
     *("ConcurrentTransactionsError", "TransactionStateError"),
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
+    *("Assignor", "CommittedOffset", "GroupDescription", "GroupMember", "GroupMemberDescription"),
+    *("GroupState", "Groups", "Lag", "OffsetReset", "RebalanceError", "TopicPartition"),
+    *("Transition",),
 }
 
 SIGNATURES = [
@@ -209,6 +212,7 @@ CAUGHT_AS = {
     "TopicExistsError": ValueError,
     "UnknownTopicError": KeyError,
     "TransactionAbortedError": RuntimeError,
+    "RebalanceError": RuntimeError,
     "UnsupportedFormatError": ValueError,
 }
 

@@ -13,9 +13,11 @@ disk, so that commits share their syncs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from logstore.batch import BatchHeader, EndMarker, split, with_producer
 from logstore.clock import Clock, SystemClock
@@ -40,7 +42,8 @@ __all__ = ["OffsetBook", "as_committed"]
 METADATA_MAX = 4096  # characters of a committed offset's metadata
 INT64_MAX = (1 << 63) - 1
 
-Offsets = Mapping[tuple[str, int], "CommittedOffset | int"]
+Offsets: TypeAlias = "Mapping[tuple[str, int], CommittedOffset | int]"
+Guard: TypeAlias = contextlib.AbstractContextManager[object]
 
 
 def as_committed(offsets: Offsets, now_ms: int) -> dict[TopicPartition, CommittedOffset]:
@@ -206,11 +209,11 @@ class OffsetBook(Closeable):
 
     # ---- writing ----
 
-    def commit(self, group: str, offsets: Offsets, *, allow: Callable[[], None] | None = None,
+    def commit(self, group: str, offsets: Offsets, *, guard: Guard | None = None,
                durability: str | None = None) -> None:  # fmt: skip
         """Commit offsets, all or none; durable when it returns, as the store is.
 
-        `allow` is called right before the append, and raises to refuse.
+        `guard` is entered for the append alone, before any lock of the book; it raises to refuse.
         """
         self._forget_deleted_topics()
         now = self._clock.time_ms()
@@ -218,7 +221,7 @@ class OffsetBook(Closeable):
             Record(committed.encode(), key=OffsetKey(group, *tp).encode(), timestamp=now)
             for tp, committed in as_committed(offsets, now).items()
         ]
-        self._append(group, records, allow, durability)
+        self._append(group, records, guard, durability)
 
     def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]]) -> None:
         """Write a tombstone for each; one that was never committed gets one as well."""
@@ -243,7 +246,7 @@ class OffsetBook(Closeable):
         self,
         group: str,
         records: list[Record],
-        allow: Callable[[], None] | None = None,
+        guard: Guard | None = None,
         durability: str | None = None,
     ) -> None:
         if not records:
@@ -251,9 +254,7 @@ class OffsetBook(Closeable):
         shelf = self._shelf_of(group)
         log = self._writable_log(shelf)
         level = durability or log.durability
-        with shelf.lock:
-            if allow is not None:
-                allow()
+        with guard or contextlib.nullcontext(), shelf.lock:
             known = shelf.ledger.next_offset
             offsets = log.extend(records, durability="os")
         if level == "fsync":
@@ -272,7 +273,7 @@ class OffsetBook(Closeable):
         *,
         producer_id: int,
         producer_epoch: int,
-        allow: Callable[[], None] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """Commit offsets as a part of a producer's transaction: they count when it is committed.
 
@@ -286,13 +287,15 @@ class OffsetBook(Closeable):
             encoder.append(committed.encode(), key=OffsetKey(group, *tp).encode(), timestamp=now)
         shelf = self._shelf_of(group)
         log = self._writable_log(shelf)
-        with shelf.lock:
-            if allow is not None:
-                allow()
+        with guard or contextlib.nullcontext(), shelf.lock:
+            start = log.end_offset
             for _, raw in split(encoder.take()):
                 batch = with_producer(raw, producer_id=producer_id, producer_epoch=producer_epoch,
                                       base_sequence=0, transactional=True)  # fmt: skip
-                log.append_batch(batch, origin="coordinator")
+                log.append_batch(batch, origin="coordinator", durability="os")
+            end = log.end_offset
+        if log.durability == "fsync":
+            log.make_durable(range(start, end))
 
     # ---- topics that are gone ----
 

@@ -1,0 +1,172 @@
+"""The root of the command: which verbs there are, and how a run of them ends."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+import logstore
+from logstore.cli import exits
+from logstore.cli.session import Session, output_option, store_option
+
+__all__ = ["root", "run"]
+
+
+class Verbs(click.Group):
+    """Commands by name, imported when they are run: listing them imports none."""
+
+    def __init__(self, *arguments: Any, verbs: Mapping[str, tuple[str, str]], **options: Any):
+        super().__init__(*arguments, **options)
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = self.verbs.get(cmd_name)
+        if found is None:
+            return None
+        module, _ = found
+        command: click.Command = getattr(
+            importlib.import_module(f"logstore.cli.{module}"), f"{cmd_name.replace('-', '_')}_verb"
+        )
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self.verbs and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.verbs, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.verbs)}"
+            raise click.UsageError(f"no command {name!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in self.verbs.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ClosedPipe from error  # click would end with a code of its own
+        except KeyboardInterrupt as error:
+            raise _Interrupted(error) from error
+
+
+class _ClosedPipe(Exception):
+    """Whoever read our output has had enough."""
+
+
+class _Interrupted(Exception):
+    """Ctrl-C, as an error that click leaves alone."""
+
+    def __init__(self, error: KeyboardInterrupt) -> None:
+        self.error = error
+
+
+VERBS = {
+    "topic": ("topic", "List, show, create, alter, delete and copy topics."),
+    "write": ("write", "Append records from lines or JSON lines."),
+    "read": ("read", "Print records: a stretch, the last ones, or as they come."),
+    "offsets": ("offsets", "First, last, durable and stable offsets; offsets by time."),
+}
+
+
+@click.group(
+    cls=Verbs,
+    verbs=VERBS,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[store_option(), output_option()],
+    epilog="Times: now, -15m, 2026-01-31T12:00:00Z, or milliseconds since 1970.  "
+    "Exit codes: 0 done, 1 usage, 2 not found, 3 busy, 4 corrupt, 5 timeout, 6 failed.",
+)
+@click.version_option(logstore.__version__, prog_name="logstore")
+def root() -> None:
+    """Kafka's log, in a directory: look at it, write to it, keep it small.
+
+    A store is a directory of topics, ours or a Kafka broker's.  What only reads runs beside
+    whoever writes.
+    """
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(exits.TERMINATED)  # by way of the context managers: stores are closed in order
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; its exit code."""
+    try:
+        before = signal.signal(signal.SIGTERM, _terminate)
+    except ValueError:
+        before = None  # not in the main thread
+    try:
+        return _run(arguments)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    session = Session()
+    try:
+        code = root.main(
+            None if arguments is None else list(arguments),
+            prog_name="logstore",
+            standalone_mode=False,
+            obj=session,
+        )
+        session.finish()
+    except (_ClosedPipe, BrokenPipeError):
+        _forget_stdout()
+        return exits.OK
+    except _Interrupted as interrupted:
+        if isinstance(interrupted.error, logstore.LogStoreError):
+            return _failed(interrupted.error, session)
+        with contextlib.suppress(BrokenPipeError):
+            session.finish()
+        _forget_stdout()
+        return exits.INTERRUPTED
+    except (KeyboardInterrupt, click.Abort):
+        return exits.INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help())
+        return exits.USAGE
+    except click.ClickException as error:
+        return _failed(error, session)
+    except (logstore.LogStoreError, OSError, IndexError, ValueError, ImportError) as error:
+        return _failed(error, session)
+    except BaseExceptionGroup as error:
+        return _failed(error, session)
+    return code if isinstance(code, int) else exits.OK
+
+
+def _failed(error: BaseException, session: Session) -> int:
+    try:
+        session.finish()
+    except BrokenPipeError:
+        _forget_stdout()
+    exits.tell(error)
+    return exits.exit_code(error)
+
+
+def _forget_stdout() -> None:
+    """Nobody reads it: what is still buffered must not raise at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+    finally:
+        os.close(nowhere)

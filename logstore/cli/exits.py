@@ -1,0 +1,72 @@
+"""Exit codes: what a script may rely on.  An error is told once, in one line, on stderr."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import click
+
+from logstore.cli.text import printable
+
+__all__ = ["exit_code", "message_of", "tell"]
+
+OK: Final = 0
+USAGE: Final = 1  # the command line, or what was fed in, cannot be meant
+NOT_FOUND: Final = 2  # no such store, topic, partition, offset, file
+BUSY: Final = 3  # another process holds the store; the topic exists; someone else was first
+CORRUPT: Final = 4  # damage was found
+TIMEOUT: Final = 5  # what was waited for did not come
+FAILED: Final = 6  # the operating system said no: a full disk, no permission, an I/O error
+INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+
+
+def exit_code(error: BaseException) -> int:
+    """The code that an error ends the command with."""
+    from logstore import errors
+
+    by_kind: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
+        ((KeyboardInterrupt, click.Abort), INTERRUPTED),
+        ((errors.LockedError, errors.TopicExistsError, errors.ConflictError), BUSY),
+        ((errors.FencedError, FileExistsError), BUSY),
+        ((errors.CorruptLogError,), CORRUPT),
+        ((errors.UnknownTopicError, errors.NotALogError, FileNotFoundError), NOT_FOUND),
+        ((NotADirectoryError, LookupError), NOT_FOUND),
+        ((TimeoutError,), TIMEOUT),
+        ((OSError, errors.ClosedError, errors.UnsupportedFormatError), FAILED),
+        ((click.ClickException, ValueError, TypeError, ImportError), USAGE),
+    )
+    for kinds, code in by_kind:
+        if isinstance(error, kinds):
+            return code
+    return FAILED
+
+
+def message_of(error: BaseException) -> str:
+    """What to say of it, in one line."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(message_of(each) for each in error.exceptions)
+    if isinstance(error, OSError) and error.errno is not None:
+        words = error.strerror or errno.errorcode.get(error.errno, str(error.errno))
+        words = words.replace(", or open here with readonly=True", "")  # verbs choose that
+        return f"{error.filename}: {words}" if error.filename else words
+    return str(error) or type(error).__name__
+
+
+def tell(error: BaseException) -> None:
+    """Say on stderr what went wrong; what it says may come from data."""
+    for line in _lines(error):
+        print(line, file=sys.stderr)
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    yield f"logstore: {printable(message_of(error))}"
+    for note in getattr(error, "__notes__", ()):
+        yield f"  {printable(note)}"
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        yield f"  try: {error.ctx.command_path} --help"

@@ -1,0 +1,60 @@
+"""`logstore offsets`: where partitions begin and end, and where a time lies in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from logstore.cli.bounds import TIME
+from logstore.cli.output import number, plain
+from logstore.cli.session import Session, partitions_of, pass_session, verb
+
+__all__ = ["offsets_verb"]
+
+
+@verb("offsets")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@click.option(
+    "--at", type=TIME, metavar="TIME", help="Also the first offset at or after this time."
+)
+@pass_session
+def offsets_verb(
+    session: Session, topics: tuple[str, ...], partition: tuple[int, ...], at: int | None
+) -> None:
+    """First, last, durable and stable offsets of every partition.
+
+    end: the offset that the next record gets.  durable: all below it survives a power cut.
+    stable: all below it can be read as committed.  max timestamp: the record with the latest time.
+    """
+    with session.reading() as store:
+        rows = []
+        for name in topics or tuple(store):
+            for log in partitions_of(store[name], partition):
+                newest = max((s.max_timestamp for s in log.segments), default=-1)
+                row: dict[str, Any] = {
+                    "topic": name,
+                    "partition": log.number,
+                    "start_offset": log.start_offset,
+                    "end_offset": log.end_offset,
+                    "durable_offset": log.durable_offset,
+                    "last_stable_offset": log.last_stable_offset,
+                    "max_timestamp": newest,
+                    "max_timestamp_offset": None if newest < 0 else log.offset_for_time(newest),
+                }
+                if at is not None:
+                    row["offset_at"] = log.offset_for_time(at)
+                rows.append(row)
+        columns = [
+            plain("topic"),
+            number("partition"),
+            number("start_offset", "start"),
+            number("end_offset", "end"),
+            number("durable_offset", "durable"),
+            number("last_stable_offset", "stable"),
+            number("max_timestamp_offset", "max timestamp"),
+        ]
+        if at is not None:
+            columns.append(number("offset_at", "at time"))
+        session.output.rows(rows, columns, empty=f"{store.path} has no topics yet")

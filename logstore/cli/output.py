@@ -1,0 +1,172 @@
+"""Output: one list of rows, printed as the reader needs it.
+
+A row is a mapping of names to JSON values; these are what scripts see, in every format but the
+table.  A table shows the same rows to a person: sizes and times in words.  On a terminal rich draws
+it, elsewhere plain columns do, and rich is not even imported.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from logstore.cli.text import json_text, printable, size_text
+from logstore.times import time_text
+
+__all__ = ["FORMATS", "Column", "Output"]
+
+FORMATS = ("table", "json", "jsonl", "csv")
+
+BUFFER_BYTES = 1 << 16
+
+Row = Mapping[str, Any]
+
+
+class Column(NamedTuple):
+    """One column of a table: which value, under which heading, in which words."""
+
+    name: str
+    heading: str
+    show: Callable[[Any], str] = str
+    right: bool = False
+
+
+def plain(name: str, heading: str | None = None) -> Column:
+    """A column of words."""
+    return Column(name, heading or name.replace("_", " "), lambda v: "" if v is None else str(v))
+
+
+def number(name: str, heading: str | None = None) -> Column:
+    """A column of numbers."""
+    show = lambda value: "-" if value is None else f"{value:,}"  # noqa: E731
+    return Column(name, heading or name.replace("_", " "), show, right=True)
+
+
+def size(name: str, heading: str | None = None) -> Column:
+    """A column of bytes."""
+    show = lambda value: "-" if value is None else size_text(value)  # noqa: E731
+    return Column(name, heading or name.replace("_", " "), show, right=True)
+
+
+def moment(name: str, heading: str | None = None) -> Column:
+    """A column of times in milliseconds; negative is none."""
+    show = lambda value: "-" if value is None or value < 0 else time_text(value)  # noqa: E731
+    return Column(name, heading or name.replace("_", " "), show)
+
+
+class Output:
+    """Where a verb prints its rows.  Made by the session from ``-o`` and what stdout is."""
+
+    def __init__(self, kind: str | None = None) -> None:
+        self.terminal = sys.stdout.isatty()
+        self.kind = kind or ("table" if self.terminal else "jsonl")
+        self.stream = _stdout()
+
+    def line(self, text: str) -> None:
+        """A line as it is; what is from data must be printable already."""
+        self.stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
+
+    def note(self, text: str) -> None:
+        """A line for the person, not for what reads stdout."""
+        self.flush()
+        print(printable(text), file=sys.stderr)
+
+    def flush(self) -> None:
+        """Let the reader see what was printed so far."""
+        self.stream.flush()
+
+    def rows(self, rows: Iterable[Row], columns: Sequence[Column], *, empty: str = "") -> None:
+        """Print a list.  `empty` is said instead of a table without rows."""
+        if self.kind == "jsonl":
+            for row in rows:
+                self.line(json_text(row))
+        elif self.kind == "json":
+            self.line(json_text(list(rows), indent=2))
+        elif self.kind == "csv":
+            self._csv(rows)
+        else:
+            shown = [[printable(c.show(row.get(c.name))) for c in columns] for row in rows]
+            if shown:
+                self._table(shown, columns)
+            elif empty:
+                self.note(empty)
+
+    def one(self, row: Row, *, words: Iterable[str] | None = None) -> None:
+        """Print one thing: an object, or for a person the lines of `words`."""
+        if self.kind == "table":
+            if words is not None:
+                for text in words:
+                    self.line(printable(text))
+            else:
+                self._pairs(row)
+        elif self.kind == "csv":
+            self._csv([row])
+        else:
+            self.line(json_text(row, indent=2 if self.kind == "json" else None))
+
+    def _pairs(self, row: Row) -> None:
+        width = max(map(len, row), default=0)
+        for name, value in row.items():
+            text = value if isinstance(value, str) else json_text(value)
+            self.line(f"{printable(name):<{width}}  {printable(text)}")
+
+    def _csv(self, rows: Iterable[Row]) -> None:
+        stream, head = io.StringIO(newline=""), False
+        writer = csv.writer(stream, lineterminator="\n")
+        for row in rows:
+            if not head:
+                writer.writerow(row)
+                head = True
+            writer.writerow([_csv_cell(value) for value in row.values()])
+            self.stream.write(stream.getvalue().encode("utf-8", "backslashreplace"))
+            stream.seek(0)
+            stream.truncate()
+
+    def _table(self, shown: list[list[str]], columns: Sequence[Column]) -> None:
+        if self.terminal and self._rich_table(shown, columns):
+            return
+        headings = [column.heading.upper() for column in columns]
+        widths = [max(map(len, cells)) for cells in zip(headings, *shown, strict=True)]
+        for cells in (headings, *shown):
+            parts = [
+                cell.rjust(width) if column.right else cell.ljust(width)
+                for cell, width, column in zip(cells, widths, columns, strict=True)
+            ]
+            self.line("  ".join(parts).rstrip())
+
+    def _rich_table(self, shown: list[list[str]], columns: Sequence[Column]) -> bool:
+        try:
+            from rich import box
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+        except ImportError:
+            return False
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for column in columns:
+            justify: Any = "right" if column.right else "left"
+            table.add_column(column.heading.upper(), justify=justify, overflow="fold")
+        for cells in shown:
+            table.add_row(*(Text(cell) for cell in cells))  # Text: brackets in data are no markup
+        self.flush()
+        Console(file=sys.stdout).print(table)
+        return True
+
+
+def _stdout() -> BinaryIO:
+    """The bytes of stdout, buffered even where Python was told not to."""
+    try:
+        return open(sys.stdout.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)
+    except (OSError, ValueError):
+        return sys.stdout.buffer  # a test's, without a descriptor
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool | dict | list | tuple):
+        return json_text(value)
+    return printable(value) if isinstance(value, str) else value

@@ -1,0 +1,137 @@
+"""Session: the store that a run of the command is about, and how it prints.
+
+The options that every verb takes end up here, wherever on the line they stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from logstore.cli.output import FORMATS, Output
+
+if TYPE_CHECKING:
+    from logstore import Partition, Store, Topic
+
+__all__ = ["Session", "Verb", "partitions_of", "pass_session", "verb"]
+
+
+@dataclasses.dataclass
+class Session:
+    """What was said on the command line about the whole of it."""
+
+    store: str | None = None
+    format: str | None = None
+    _output: Output | None = None
+
+    @property
+    def path(self) -> str:
+        """The store's directory; a usage error when none was named."""
+        path = self.store or os.environ.get("LOGSTORE")
+        if not path:
+            raise click.UsageError("which store? Name its directory with -s, or in $LOGSTORE")
+        if path.startswith("kafka://"):
+            raise click.UsageError(f"{path}: only directories so far, no brokers")
+        return path
+
+    def reading(self) -> Store:
+        """The store, readonly: beside whoever writes it."""
+        import logstore
+
+        return self._opened(lambda path: logstore.open(path, readonly=True))
+
+    def writing(self, *, create: bool = False, durability: str = "fsync") -> Store:
+        """The store, for writing.  LockedError names who has it."""
+        import logstore
+        from logstore.cli.progress import Progress
+
+        with Progress("checking", unit="bytes") as progress:
+            return self._opened(
+                lambda path: logstore.open(
+                    path, create=create, durability=durability, progress=progress.reached
+                )
+            )
+
+    def _opened(self, how: Any) -> Store:
+        path = self.path
+        try:
+            store: Store = how(path)
+        except FileNotFoundError as error:
+            if os.path.lexists(path):
+                raise
+            raise FileNotFoundError(
+                errno.ENOENT, "no store here: `logstore topic create` makes one", path
+            ) from error
+        return store
+
+    @property
+    def output(self) -> Output:
+        """Where rows go, as ``-o`` says or stdout suggests."""
+        if self._output is None:
+            self._output = Output(self.format)
+        return self._output
+
+    def finish(self) -> None:
+        """Nothing that was printed stays behind."""
+        if self._output is not None:
+            self._output.flush()
+
+
+pass_session = click.make_pass_decorator(Session)
+
+
+def _keep(name: str) -> Any:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            session = context.find_object(Session)
+            assert session is not None
+            setattr(session, name, value)
+
+    return callback
+
+
+def store_option() -> click.Option:
+    """``-s``: on the root and on every verb."""
+    return click.Option(
+        ["-s", "--store"],
+        metavar="DIR",
+        help="The store's directory; else $LOGSTORE.",
+        expose_value=False,
+        callback=_keep("store"),
+        type=click.Path(),
+    )
+
+
+def output_option() -> click.Option:
+    """``-o``: on the root and on every verb."""
+    return click.Option(
+        ["-o", "--output"],
+        type=click.Choice(FORMATS),
+        help="How to print: a table on a terminal, else JSON lines.",
+        expose_value=False,
+        callback=_keep("format"),
+    )
+
+
+class Verb(click.Command):
+    """A command that also takes ``-s`` and ``-o``."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params += [store_option(), output_option()]
+
+
+def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:
+    """Make a function a verb; its docstring is the help."""
+    return click.command(name, cls=Verb)
+
+
+def partitions_of(topic: Topic, numbers: Iterable[int] = ()) -> list[Partition]:
+    """The partitions with these numbers; all when there are none."""
+    wanted = sorted(set(numbers))
+    return [topic[number] for number in wanted] if wanted else list(topic)

@@ -1,0 +1,112 @@
+"""Text for a person's terminal: bytes and names from data, shown so that they can do no harm.
+
+A key may hold the bytes that make a terminal clear its screen, rename its window or type.  Whatever
+came from a log, a file name or an error passes through `printable` before it is printed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["bytes_text", "json_text", "printable", "size_text", "span_text"]
+
+# Controls of both kinds, what is not shown at all, what turns the direction of writing, halves of
+# pairs, separators of lines and paragraphs.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
+)
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def _escaped(match: re.Match[str]) -> str:
+    letter = match[0]
+    named = _NAMED.get(letter)
+    if named is not None:
+        return named
+    number = ord(letter)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def printable(text: object) -> str:
+    r"""The text with everything that a terminal would act on written out.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return _UNSAFE.sub(_escaped, str(text))
+
+
+def bytes_text(data: bytes | None) -> str:
+    r"""Bytes to read: as UTF-8 where they are, byte by byte where they are not.
+
+    >>> bytes_text(b"caf\xc3\xa9 \xff")
+    'café \\xff'
+    """
+    return "null" if data is None else printable(data.decode("utf-8", "backslashreplace"))
+
+
+def _json_escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    number -= 0x10000
+    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    r"""JSON that is readable and safe: letters stay, what a terminal would act on is escaped.
+
+    >>> json_text({"a": "é\x9b"})
+    '{"a":"é\\u009b"}'
+    """
+    import json  # late: help needs none
+
+    if indent is None:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return _UNSAFE.sub(_json_escaped, text)
+    lines = json.dumps(value, ensure_ascii=False, indent=indent).split("\n")
+    return "\n".join(_UNSAFE.sub(_json_escaped, line) for line in lines)
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes for a person.
+
+    >>> size_text(1536), size_text(12)
+    ('1.5 KiB', '12 B')
+    """
+    size = float(size_bytes)
+    if abs(size) < 1024:
+        return f"{size_bytes} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if abs(size) < 1024 or unit == "TiB":
+            break
+    return f"{size:.1f} {unit}"
+
+
+def span_text(span_ms: int) -> str:
+    """A span of time for a person, in its two greatest units.
+
+    >>> span_text(93_784_000), span_text(1500), span_text(20)
+    ('1d 2h', '1.5s', '20ms')
+    """
+    if span_ms < 0:
+        return f"-{span_text(-span_ms)}"
+    if span_ms < 1000:
+        return f"{span_ms}ms"
+    if span_ms < 60_000:
+        return f"{span_ms / 1000:g}s"
+    parts = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        count, span_ms = divmod(span_ms, size)
+        if count:
+            parts.append(f"{count}{unit}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return " ".join(parts)

@@ -1,0 +1,302 @@
+"""`logstore topic`: list, show, create, alter, delete and copy topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from logstore.cli.command import Verbs
+from logstore.cli.output import moment, number, plain, size
+from logstore.cli.progress import Progress
+from logstore.cli.session import Session, output_option, pass_session, store_option, verb
+from logstore.cli.text import size_text, span_text
+from logstore.times import time_text
+
+if TYPE_CHECKING:
+    from logstore import Partition, Topic
+
+__all__ = ["topic_verb"]
+
+COPY_BYTES = 4 << 20  # of raw batches in one append
+
+TOPIC_VERBS = {
+    "ls": ("topic", "The topics of a store."),
+    "show": ("topic", "One topic: partitions, offsets, sizes, times, settings."),
+    "create": ("topic", "Make a topic, and the store if it is missing."),
+    "alter": ("topic", "Change settings, or add partitions."),
+    "rm": ("topic", "Delete a topic and its records."),
+    "clone": ("topic", "Copy a topic under another name, offsets and all."),
+}
+
+
+@click.group(
+    "topic",
+    cls=Verbs,
+    verbs=TOPIC_VERBS,
+    params=[store_option(), output_option()],
+    no_args_is_help=True,
+)
+def topic_verb() -> None:
+    """List, show, create, alter, delete and copy topics."""
+
+
+def settings_of(pairs: Iterable[str]) -> dict[str, Any]:
+    """``name=value`` pairs as settings; ``name=`` means the default again."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise click.UsageError(f"a setting is NAME=VALUE, not {pair!r}")
+        settings[name.strip()] = value.strip() or None
+    return settings
+
+
+def totals(topic: Topic) -> dict[str, Any]:
+    """A topic in one row."""
+    partitions = topic.describe().partitions
+    firsts = [p.first_timestamp for p in partitions if p.first_timestamp >= 0]
+    return {
+        "topic": topic.name,
+        "partitions": len(partitions),
+        "records": sum(p.end_offset - p.start_offset for p in partitions),
+        "size_bytes": sum(p.size_bytes for p in partitions),
+        "segments": sum(p.segments for p in partitions),
+        "oldest": min(firsts, default=-1),
+        "newest": max((p.last_timestamp for p in partitions), default=-1),
+        "cleanup_policy": topic.config.cleanup_policy,
+    }
+
+
+@verb("ls")
+@click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
+@pass_session
+def ls_verb(session: Session, quiet: bool) -> None:
+    """The topics of a store.
+
+    Records are counted by offsets: where compaction has been, there are fewer.
+    """
+    with session.reading() as store:
+        if quiet:
+            for name in store:
+                session.output.line(name)
+            return
+        rows = (totals(store[name]) for name in store)
+        columns = (
+            plain("topic"),
+            number("partitions"),
+            number("records"),
+            size("size_bytes", "size"),
+            moment("oldest"),
+            moment("newest"),
+            plain("cleanup_policy", "cleanup"),
+        )
+        session.output.rows(rows, columns, empty=f"{store.path} has no topics yet")
+
+
+@verb("show")
+@click.argument("topic")
+@pass_session
+def show_verb(session: Session, topic: str) -> None:
+    """One topic: partitions, offsets, sizes, times, settings."""
+    with session.reading() as store:
+        found = store[topic]
+        now = time.time_ns() // 1_000_000
+        description = found.describe()
+        partitions = [_partition_row(found[p.partition], p) for p in description.partitions]
+        output = session.output
+        row = {
+            **totals(found),
+            "id": str(description.id) if description.id else None,
+            "config": dict(description.config),
+            "next_deletion": min(
+                (p["next_deletion"] for p in partitions if p["next_deletion"] is not None),
+                default=None,
+            ),
+            "partition_list": partitions,
+        }
+        if output.kind != "table":
+            output.one(row)
+            return
+        words = [
+            ("topic", topic),
+            ("id", row["id"] or "-"),
+            ("size", f"{size_text(row['size_bytes'])} in {row['segments']:,} segments"),
+            ("records", f"{row['records']:,} offsets"),
+            ("times", f"{_when(row['oldest'])} to {_when(row['newest'])}"),
+            ("rate", _rate(row)),
+            ("cleanup", row["cleanup_policy"]),
+            ("next deletion", _deletion(row["next_deletion"], now)),
+        ]
+        words += [(name, str(value)) for name, value in sorted(row["config"].items())]
+        output.one(row, words=(f"{name:<14}{text}" for name, text in words))
+        output.line("")
+        columns = (
+            number("partition"),
+            number("start_offset", "start"),
+            number("end_offset", "end"),
+            number("durable_offset", "durable"),
+            number("segments"),
+            size("size_bytes", "size"),
+            moment("oldest"),
+            moment("newest"),
+        )
+        output.rows(partitions, columns)
+
+
+def _when(time_ms: int) -> str:
+    return time_text(time_ms) if time_ms >= 0 else "-"
+
+
+def _rate(row: dict[str, Any]) -> str:
+    span = row["newest"] - row["oldest"]
+    if row["oldest"] < 0 or span <= 0:
+        return "-"
+    return f"{row['records'] * 1000 / span:,.1f} records/s over {span_text(span)}"
+
+
+def _deletion(when: int | None, now: int) -> str:
+    if when is None:
+        return "none in sight"
+    return "due" if when <= now else f"{time_text(when)}, in {span_text(when - now)}"
+
+
+def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
+    decisions = log.enforce(dry_run=True)
+    due = [0 if each.delete else each.eligible_at_ms for each in decisions]
+    times = [each for each in due if each is not None]
+    return {
+        "partition": description.partition,
+        "start_offset": description.start_offset,
+        "end_offset": description.end_offset,
+        "durable_offset": description.durable_offset,
+        "last_stable_offset": log.last_stable_offset,
+        "segments": description.segments,
+        "size_bytes": description.size_bytes,
+        "oldest": description.first_timestamp,
+        "newest": description.last_timestamp,
+        "next_deletion": min(times, default=None),
+    }
+
+
+@verb("create")
+@click.argument("topic")
+@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "-c", "--config", multiple=True, metavar="NAME=VALUE", help="A setting, by Kafka's name."
+)
+@click.option("--if-not-exists", is_flag=True, help="A topic that is there stays as it is.")
+@pass_session
+def create_verb(
+    session: Session, topic: str, partitions: int, config: tuple[str, ...], if_not_exists: bool
+) -> None:
+    """Make a topic, and the store if it is missing."""
+    settings = settings_of(config)
+    with session.writing(create=True) as store:
+        there = topic in store
+        made = store.create_topic(topic, partitions, config=settings, exist_ok=if_not_exists)
+        row = {"topic": topic, "partitions": len(made), "created": not there}
+        did = "exists already" if there else "created"
+        session.output.one(row, words=[f"{topic}: {did}, {len(made)} partitions"])
+
+
+@verb("alter")
+@click.argument("topic")
+@click.option(
+    "-c", "--config", multiple=True, metavar="NAME=VALUE", help="A setting; NAME= is its default."
+)
+@click.option("--add-partitions", type=click.IntRange(1), metavar="N", help="So many more.")
+@pass_session
+def alter_verb(
+    session: Session, topic: str, config: tuple[str, ...], add_partitions: int | None
+) -> None:
+    """Change settings, or add partitions.
+
+    With more partitions, keys may lead to another one than before.
+    """
+    settings = settings_of(config)
+    if not settings and add_partitions is None:
+        raise click.UsageError("nothing to change: give -c NAME=VALUE or --add-partitions N")
+    with session.writing() as store:
+        found = store[topic]
+        before = found.config.as_dict()
+        if settings:
+            found.alter(settings)
+        if add_partitions is not None:
+            found.add_partitions(add_partitions)
+        after = found.config.as_dict()
+        changed = {name: after[name] for name in after if after[name] != before[name]}
+        row = {"topic": topic, "partitions": len(found), "changed": changed}
+        words = [f"{name}: {before[name]} -> {after[name]}" for name in changed]
+        if add_partitions is not None:
+            words.append(f"partitions: {len(found) - add_partitions} -> {len(found)}")
+        session.output.one(row, words=words or ["nothing is different"])
+
+
+@verb("rm")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+@pass_session
+def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> None:
+    """Delete topics and their records.  Without --yes it only says what would go."""
+    store = session.writing() if yes else session.reading()
+    with store:
+        rows = [{**totals(store[name]), "deleted": yes} for name in topics]
+        if yes:
+            for name in topics:
+                store.delete_topic(name)
+        columns = (plain("topic"), number("partitions"), number("records"),
+                   size("size_bytes", "size"), plain("deleted"))  # fmt: skip
+        session.output.rows(rows, columns)
+    if not yes:
+        session.output.note("nothing was deleted: repeat it with --yes")
+
+
+@verb("clone")
+@click.argument("source")
+@click.argument("target")
+@pass_session
+def clone_verb(session: Session, source: str, target: str) -> None:
+    """Copy a topic under another name, offsets and all.
+
+    Batches are copied as they are, byte for byte, with their settings; each partition of the copy
+    is then independent of the original.  Interrupted, it leaves a copy that is too short, which
+    `topic rm` removes.
+    """
+    with session.writing() as store:
+        original = store[source]
+        settings = original.config.changed()
+        numbers = [log.number for log in original]  # a broker's directory may hold only some
+        copy = store.create_topic(target, max(numbers) + 1, config=settings)
+        total = original.describe().size_bytes
+        copied = 0
+        with Progress("copying", unit="bytes", total=total) as progress:
+            for log in original:
+                copied += _copy(log, copy[log.number], progress)
+        row = {"source": source, "target": target, "partitions": len(copy), "size_bytes": copied}
+        session.output.one(row, words=[f"{target}: {size_text(copied)} copied"])
+
+
+def _copy(source: Partition, target: Partition, progress: Progress) -> int:
+    held: list[bytes] = []
+    size_bytes = copied = 0
+
+    def hand_over() -> None:
+        target.append_batch(b"".join(held), origin="follower", durability="os")
+        held.clear()
+
+    for raw in source.scan().batches():
+        held.append(raw)
+        size_bytes += len(raw)
+        progress.add(len(raw))
+        if size_bytes >= COPY_BYTES:
+            hand_over()
+            copied, size_bytes = copied + size_bytes, 0
+    if held:
+        hand_over()
+    if source.start_offset <= target.end_offset:
+        target.trim(source.start_offset)
+    target.sync()
+    return copied + size_bytes

@@ -1,0 +1,313 @@
+"""`logstore write`: lines or JSON lines become records.
+
+What is there is taken in one go: a line that is typed is on disk before the next one is read, a
+file goes in large batches.  An error in the input names the line; what stood before it is in the
+log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from logstore.cli.bounds import TIME
+from logstore.cli.messages import Message, message_of
+from logstore.cli.progress import Progress
+from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.text import bytes_text
+
+if TYPE_CHECKING:
+    from logstore import Topic, Writer
+
+__all__ = ["Appender", "lines_of", "write_verb"]
+
+READ_BYTES = 1 << 20
+UNTOLD_MAX = 10_000  # records whose offsets are owed with -v before they are told
+
+
+@verb("write")
+@click.argument("topic")
+@click.argument(
+    "files",
+    nargs=-1,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    metavar="[FILE]...",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["lines", "jsonl", "raw"]),
+    default="lines",
+    show_default=True,
+    help="A record a line; a JSON object a line; a record a file.",
+)
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="Lines are KEY, this, VALUE.")
+@click.option("-k", "--key", metavar="KEY", help="The key of every record.")
+@click.option(
+    "-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header of every record."
+)
+@click.option("-p", "--partition", type=click.IntRange(0), help="Write there, whatever the key.")
+@click.option("-t", "--timestamp", type=TIME, metavar="TIME", help="The time of every record.")
+@click.option("-Z", "--null", "null", is_flag=True, help="An empty value is null: a tombstone.")
+@click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "os"]),
+    default="fsync",
+    show_default=True,
+    help="On disk, or with the operating system.",
+)
+@click.option(
+    "--keep-partitions", is_flag=True, help="With jsonl: write to the partition it names."
+)
+@click.option("--create", is_flag=True, help="Make the topic (and the store) if it is missing.")
+@click.option("-v", "--verbose", is_flag=True, help="Print where each record is, once it is there.")
+@pass_session  # fmt: skip
+def write_verb(
+    session: Session,
+    topic: str,
+    files: tuple[str, ...],
+    kind: str,
+    key_delimiter: str | None,
+    key: str | None,
+    header: tuple[str, ...],
+    partition: int | None,
+    timestamp: int | None,
+    null: bool,
+    compression: str | None,
+    durability: str,
+    keep_partitions: bool,
+    create: bool,
+    verbose: bool,
+) -> None:
+    """Append records to TOPIC from FILEs, or from stdin.
+
+    \b
+    echo '12 EUR' | logstore write orders -k alice
+    logstore write orders -K: prices.txt
+    logstore read a -o jsonl | logstore write b --format jsonl
+    """
+    if kind == "jsonl" and (key_delimiter or key is not None or header or null):
+        raise click.UsageError("JSON lines say key, value and headers themselves")
+    if key_delimiter is not None and (key is not None or not key_delimiter):
+        raise click.UsageError("-K needs a text, and goes without -k")
+    if keep_partitions and kind != "jsonl":
+        raise click.UsageError("--keep-partitions goes with --format jsonl")
+    made = _maker(kind, key_delimiter, key, _headers(header), timestamp, null)
+    with session.writing(create=create, durability=durability) as store:
+        if create:
+            store.create_topic(topic, exist_ok=True)
+        target = store[topic]
+        if partition is not None:
+            target[partition]  # now, and not after reading
+        with Appender(session, target, compression=compression, verbose=verbose) as appender:
+            for name in files or ("-",):
+                with _opened(name) as stream:
+                    for line, number in _input(stream, kind, target.config.max_message_bytes):
+                        try:
+                            message = made(line)
+                        except ValueError as error:
+                            raise _at(error, name, number, appender) from error
+                        if message is None:
+                            continue
+                        place = partition
+                        if keep_partitions and message.partition is not None:
+                            place = message.partition
+                        try:
+                            appender.append(message.record, place)
+                        except (ValueError, IndexError) as error:
+                            raise _at(error, name, number, appender) from error
+                        if not appender.more_waits(stream):
+                            appender.flush()
+        if sys.stderr.isatty():
+            session.output.note(f"{appender.records:,} records written to {topic}")
+
+
+def _at(error: Exception, name: str, number: int, appender: Appender) -> Exception:
+    """The same error, saying where in the input it was."""
+    where = "stdin" if name == "-" else name
+    error.add_note(f"{where}, line {number}; {appender.records:,} records before it are in the log")
+    return error
+
+
+# ---- input ----
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+    else:
+        with open(name, "rb") as stream:
+            yield stream
+
+
+def lines_of(stream: BinaryIO, most: int) -> Iterator[tuple[bytes, int]]:
+    """Lines without their ends, numbered; as soon as they are there.
+
+    A line of more than `most` bytes is refused: it may never end.
+    """
+    from logstore.errors import InvalidRecordError
+
+    read = getattr(stream, "read1", stream.read)
+    rest, number = b"", 0
+    while chunk := read(READ_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            number += 1
+            yield line, number
+        if len(rest) > most:
+            raise InvalidRecordError(
+                f"line {number + 1} has {len(rest)} bytes and does not end; at most {most} fit: "
+                f"is this a file of lines?"
+            )
+    if rest:
+        yield rest, number + 1
+
+
+def _input(stream: BinaryIO, kind: str, message_bytes: int) -> Iterator[tuple[bytes, int]]:
+    if kind == "raw":
+        content = stream.read(message_bytes + 1)
+        yield content, 1
+        return
+    # JSON and base64 make a record longer than it will be.
+    yield from lines_of(stream, message_bytes * (8 if kind == "jsonl" else 1) + 65536)
+
+
+def _headers(pairs: tuple[str, ...]) -> list[tuple[str, bytes | None]]:
+    headers: list[tuple[str, bytes | None]] = []
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name:
+            raise click.UsageError(f"a header is NAME=VALUE, not {pair!r}")
+        headers.append((name, value.encode("utf-8", "surrogateescape") if equals else None))
+    return headers
+
+
+def _maker(
+    kind: str,
+    delimiter: str | None,
+    key: str | None,
+    headers: list[tuple[str, bytes | None]],
+    timestamp: int | None,
+    null: bool,
+) -> Callable[[bytes], Message | None]:
+    """What turns a line into a record; None for a line that is none."""
+    from logstore.errors import InvalidRecordError
+    from logstore.record import Record
+
+    if kind == "jsonl":
+        if timestamp is None:
+            return lambda line: message_of(line) if line.strip() else None
+
+        def stamped(line: bytes) -> Message | None:
+            if not line.strip():
+                return None
+            (found, place) = message_of(line)
+            again = Record(found.value, key=found.key, headers=found.headers, timestamp=timestamp)
+            return Message(again, place)
+
+        return stamped
+    between = None if delimiter is None else delimiter.encode("utf-8", "surrogateescape")
+    fixed = None if key is None else key.encode("utf-8", "surrogateescape")
+
+    def plain(line: bytes) -> Message:
+        own: bytes | None = fixed
+        value: bytes | None = line
+        if between is not None:
+            own, found, value = line.partition(between)
+            if not found:
+                raise InvalidRecordError(
+                    f"no {delimiter!r} in {bytes_text(line[:60])!r}: with -K every line has a key"
+                )
+        if null and not value:
+            value = None
+        return Message(Record(value, key=own, headers=headers, timestamp=timestamp), None)
+
+    return plain
+
+
+# ---- appending ----
+
+
+class Appender:
+    """Buffered appends to the partitions of one topic; tells offsets once they are true."""
+
+    def __init__(
+        self, session: Session, topic: Topic, *, compression: str | None, verbose: bool
+    ) -> None:
+        self.records = 0
+        self._session = session
+        self._topic = topic
+        self._compression = compression
+        self._verbose = verbose
+        self._partitions = len(topic)
+        self._writers: dict[int, Writer] = {}
+        self._ends: dict[int, int] = {}  # where the next record of a partition will be
+        self._untold: list[int] = []  # partitions of records whose offsets are owed
+        self._progress = Progress("writing")
+
+    def append(self, record: Any, partition: int | None) -> None:
+        """To the partition that is named, else to that of its key."""
+        number = partition
+        if number is None:
+            number = self._topic.partitioner(record.key, record.value, self._partitions)
+        writer = self._writers.get(number)
+        if writer is None:
+            log = self._topic[number]
+            self._ends[number] = log.end_offset
+            writer = log.writer(compression=self._compression, linger=None)
+            self._writers[number] = writer
+        writer.append(
+            record.value, key=record.key, headers=record.headers, timestamp=record.timestamp
+        )
+        self.records += 1
+        self._progress.add()
+        if self._verbose:
+            self._untold.append(number)
+            if len(self._untold) >= UNTOLD_MAX:
+                self.flush()
+
+    def more_waits(self, stream: BinaryIO) -> bool:
+        """Whether more input is there already: then flushing can wait."""
+        peek = getattr(stream, "peek", None)
+        if peek is None:
+            return True  # in memory: it ends soon
+        try:
+            return bool(select.select([stream], [], [], 0)[0])
+        except (OSError, ValueError):
+            return True
+
+    def flush(self) -> None:
+        """Everything so far is in the log, as durable as asked for; then its offsets are told."""
+        for writer in self._writers.values():
+            writer.flush()
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._untold:
+            return
+        output = self._session.output
+        for number in self._untold:
+            offset = self._ends[number]
+            self._ends[number] += 1
+            row = {"topic": self._topic.name, "partition": number, "offset": offset}
+            output.one(row, words=[f"{self._topic.name}-{number} {offset}"])
+        self._untold.clear()
+        output.flush()
+
+    def __enter__(self) -> Appender:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._progress.__exit__(kind, error, trace)
+        for writer in self._writers.values():
+            writer.close()
+        if error is None or isinstance(error, ValueError):
+            self._tell()

@@ -80,6 +80,15 @@ VERBS = {
     "write": ("write", "Append records from lines or JSON lines."),
     "read": ("read", "Print records: a stretch, the last ones, or as they come."),
     "offsets": ("offsets", "First, last, durable and stable offsets; offsets by time."),
+    "du": ("du", "Where the bytes are, and which of them could go."),
+    "dump": ("dump", "What is in the files of a log directory, ours or a broker's."),
+    "retain": ("upkeep", "Delete what retention lets go, and say why."),
+    "compact": ("upkeep", "Keep the newest record of every key."),
+    "purge": ("upkeep", "Delete records before an offset or a time, or those of one key."),
+    "export": ("transfer", "Records into a file: JSON lines, CSV, Parquet, Arrow."),
+    "import": ("transfer", "Records from such a file."),
+    "bench": ("bench", "How fast a log is here."),
+    "doctor": ("doctor", "Whether this machine and directory are good for a log."),
 }
 
 

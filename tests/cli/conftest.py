@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ class Command:
     def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
         self._monkeypatch = monkeypatch
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, *arguments: object, input: bytes = b"", code: int = 0) -> Result:
         out, err = io.BytesIO(), io.BytesIO()
@@ -62,7 +65,20 @@ class Command:
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
         settings = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options}
         settings.setdefault("stderr", subprocess.PIPE)
-        return subprocess.Popen(self.line(*arguments), **settings)
+        process = subprocess.Popen(self.line(*arguments), **settings)
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Nothing that a failed test started stays behind."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
 
     def fill(self, topic: str = "orders", count: int = 3, partitions: int = 1) -> None:
         """A topic with records whose times are known."""
@@ -76,8 +92,10 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    return Command(tmp_path / "data", monkeypatch)
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    made = Command(tmp_path / "data", monkeypatch)
+    yield made
+    made.end()
 
 
 def golden(name: str, text: str) -> None:

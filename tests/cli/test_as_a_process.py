@@ -16,7 +16,7 @@ import pytest
 import logstore
 from tests.cli.conftest import Command
 
-LONG = 60  # seconds: nothing here takes as long, but a busy machine may
+LONG = 240  # seconds: nothing here takes as long, but a busy machine may
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         RandomPartitioner,
         RoundRobinPartitioner,
     )
+    from logstore.problem import Problem, ProblemKind, Severity
     from logstore.producer_state import OngoingTransaction
     from logstore.producers import DiscardedSnapshot
     from logstore.record import BytesColumn, Columns, Record
@@ -149,6 +150,8 @@ __all__ = [
     "PartitionDescription",
     "Partitioner",
     "Position",
+    "Problem",
+    "ProblemKind",
     "Producer",
     "ProducerInterceptor",
     "RandomPartitioner",
@@ -165,6 +168,7 @@ __all__ = [
     "Segment",
     "Serde",
     "SerializationError",
+    "Severity",
     "Skipped",
     "Store",
     "StoreRecovery",
@@ -239,6 +243,7 @@ _ROOMS = {
     "offsets": ("CommittedOffset", "TopicPartition"),
     "partition": ("Partition",),
     "partitioner": ("KeyPartitioner", "Partitioner", "RandomPartitioner", "RoundRobinPartitioner"),
+    "problem": ("Problem", "ProblemKind", "Severity"),
     "producer_state": ("OngoingTransaction",),
     "producers": ("DiscardedSnapshot",),
     "record": ("BytesColumn", "Columns", "Record"),

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
-SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary")
+SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary", ".sum")
 # At a root: the last owner of the whole directory closed in order.  See logstore.root.
 CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
@@ -210,6 +210,11 @@ class Directory:
     def set_times_ns(self, name: str, times: tuple[int, int]) -> None:
         with self as fd:
             _native.set_times(fd, name, *times)
+
+    def is_regular(self, name: str) -> bool:
+        """Whether it is a file, and no link, directory or anything else."""
+        with self as fd:
+            return bool(_native.stat(fd, name)[0])
 
     def modified_ms(self, name: str) -> int:
         """When a file was last written to."""

@@ -28,6 +28,8 @@ __all__ = [
     "CleanerCheckpoint",
     "DurableMark",
     "PartitionState",
+    "parse_leader_epochs",
+    "parse_offsets",
     "read_leader_epochs",
     "read_offsets",
     "read_topic_id",
@@ -171,19 +173,25 @@ LEADER_EPOCHS = "leader-epoch-checkpoint"
 
 def read_leader_epochs(directory: Directory) -> list[tuple[int, int]]:
     """(epoch, start offset) pairs, ascending; empty when the file is missing or unreadable."""
+    with contextlib.suppress(FileNotFoundError):
+        epochs = parse_leader_epochs(directory.read(LEADER_EPOCHS, 1 << 24))
+        return [] if isinstance(epochs, str) else epochs
+    return []
+
+
+def parse_leader_epochs(content: bytes) -> list[tuple[int, int]] | str:
+    """The pairs in a file, or why it cannot be read."""
     try:
-        lines = directory.read(LEADER_EPOCHS, 1 << 24).decode("utf-8").split("\n")
-    except (FileNotFoundError, UnicodeDecodeError):
-        return []
-    try:
-        if lines[0].strip() != "0":
-            return []
+        lines = content.decode("utf-8").split("\n")
         pairs = [line.split() for line in lines[2:] if line.strip()]
         epochs = [(int(epoch), int(start)) for epoch, start in pairs]
-        sound = all(0 <= epoch < 1 << 31 and 0 <= start < 1 << 63 for epoch, start in epochs)
-        return epochs if sound and len(epochs) == int(lines[1]) else []
-    except (IndexError, ValueError):
-        return []
+        if lines[0].strip() != "0" or len(epochs) != int(lines[1]):
+            return f"version {lines[0]!r}, {len(epochs)} rows of {lines[1]!r}"
+    except (IndexError, ValueError) as error:
+        return str(error)
+    if not all(0 <= epoch < 1 << 31 and 0 <= start < 1 << 63 for epoch, start in epochs):
+        return "a number is out of range"
+    return epochs
 
 
 def write_leader_epochs(directory: Directory, epochs: list[tuple[int, int]]) -> None:
@@ -209,26 +217,31 @@ def read_offsets(directory: Directory, name: str) -> dict[TopicPartition, int]:
     record, and must not keep anyone from opening.
     """
     try:
-        lines = directory.read(name, 1 << 26).decode("utf-8").split("\n")
+        offsets = parse_offsets(directory.read(name, 1 << 26))
     except FileNotFoundError:
         return {}
-    except UnicodeDecodeError as error:
-        log.warning("%s is not text (%s): ignored", directory.path / name, error)
+    if isinstance(offsets, str):
+        log.warning("%s cannot be read (%s): ignored", directory.path / name, offsets)
         return {}
-    if not any(line.strip() for line in lines[1:]):
-        return {}
+    return offsets
+
+
+def parse_offsets(content: bytes) -> dict[TopicPartition, int] | str:
+    """The offsets in a root checkpoint, or why it cannot be read."""
     try:
+        lines = content.decode("utf-8").split("\n")
+        if not any(line.strip() for line in lines[1:]):
+            return {}
         rows = [line.split() for line in lines[2:] if line.strip()]
         offsets = {(topic, int(number)): int(offset) for topic, number, offset in rows}
         if (
             lines[0].strip() != "0"
             or len(rows) != int(lines[1])
-            or min(offsets.values(), default=0) < 0
+            or not all(0 <= offset < 1 << 63 for offset in offsets.values())
         ):
-            raise ValueError(f"version {lines[0]!r}, {len(rows)} rows of {lines[1]!r}")
+            return f"version {lines[0]!r}, {len(rows)} rows of {lines[1]!r}"
     except ValueError as error:
-        log.warning("%s cannot be read (%s): ignored", directory.path / name, error)
-        return {}
+        return str(error)
     return offsets
 
 

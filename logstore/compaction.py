@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from logstore import _native, codecs
 from logstore._files import segment_name
 from logstore.config import INT64_MAX
+from logstore.digest import DIGEST_SUFFIX, SegmentDigest, digest
 from logstore.errors import CorruptLogError
 from logstore.partition import Partition
 from logstore.segment import RELATIVE_MAX, Segment, decompress
@@ -518,6 +519,8 @@ class Compactor:
                     files = {".index": offsets, ".timeindex": times}
                     if aborted:
                         files[".txnindex"] = aborted
+                    digests = {each: digest(content) for each, content in files.items()}
+                    files[DIGEST_SUFFIX] = SegmentDigest((size, crc), digests).encode()
                     for suffix, content in files.items():
                         names.append(f"{segment_name(base, suffix)}.cleaned")
                         directory.write(names[-1], content, sync=True)

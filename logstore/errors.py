@@ -141,8 +141,11 @@ class FencedError(LogStoreError, ValueError):
 class CorruptLogError(LogStoreError, ValueError):
     """Damage: where it is (``.path``, byte ``.position``), what it is, and which offsets it hides.
 
-    ``.offsets`` is the half-open range that cannot be read.
+    ``.offsets`` is the half-open range that cannot be read.  Raised by a check, ``.problems`` has
+    everything that it found.
     """
+
+    problems: tuple[object, ...] = ()
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Maintenance: what a log needs done from time to time, in one optional thread.
 
-Retention, compaction, syncing by ``flush.ms`` and ``flush.messages``, checkpoints of a store, and
-forgetting producers that fell silent.  Nothing of it is needed for the log to be right: whoever has
-no use for a thread calls `run_once`, or the same methods of Partition and Compactor, by hand.
+Retention, compaction, syncing by ``flush.ms`` and ``flush.messages``, checkpoints of a store,
+digests of sealed segments, and forgetting producers that fell silent.  Nothing of it is needed for
+the log to be right: whoever has no use for a thread calls `run_once`, or the same methods of
+Partition and Compactor, by hand.
 
 Each task of each partition stands alone: an error is kept in `errors`, logged, and tried again when
 the task is next due; the others go on.  What is due when is decided by the clock's steady seconds;
@@ -35,7 +36,7 @@ __all__ = ["Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceRepo
 
 log = logging.getLogger("logstore.maintenance")
 
-Task = Literal["retention", "compaction", "sync", "producers", "checkpoint"]
+Task = Literal["retention", "compaction", "sync", "producers", "checkpoint", "digests"]
 
 ERRORS_KEPT = 100
 LONGEST_SLEEP = 60.0  # seconds; a partition that was opened meanwhile is noticed by then
@@ -99,6 +100,7 @@ class Maintenance:
         sync: float | None = 1.0,
         checkpoint: float | None = 60.0,
         producers: float | None = 600.0,
+        digests: float | None = 30.0,
         memory_bytes: int = MAP_BYTES,
     ) -> None:
         self._store = target if isinstance(target, Store) else None
@@ -110,6 +112,7 @@ class Maintenance:
             "compaction": compaction,
             "sync": sync,
             "producers": producers,
+            "digests": digests,
             "checkpoint": checkpoint if self._store is not None else None,
         }
         for task, seconds in self._every.items():
@@ -203,6 +206,9 @@ class Maintenance:
             return self._compact(partition)
         if task == "sync":
             return self._sync(partition, now is not None)
+        if task == "digests":
+            noted = 0 if partition.asleep else partition.write_digests()
+            return f"digests of {noted} sealed segments noted" if noted else ""
         forgotten = partition.expire_producers()
         return f"{len(forgotten)} silent producers forgotten" if forgotten else ""
 

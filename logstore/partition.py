@@ -12,6 +12,7 @@ Not here: topics and partitioning by key (Store), who reads what (Consumer), ret
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import warnings
 import weakref
@@ -30,6 +31,10 @@ from logstore.rewritable import RewritableLog
 from logstore.view import View
 
 __all__ = ["Partition"]
+
+log = logging.getLogger("logstore.partition")
+
+CLOSE_DIGEST_BYTES = 16 << 20  # of sealed segments that close() reads for their digests
 
 _open_partitions: weakref.WeakSet[Partition] = weakref.WeakSet()
 
@@ -169,9 +174,17 @@ class Partition(RewritableLog, Closeable):
             try:
                 if self._writer is not None and self._failure is None and not view.forked:
                     self._close_cleanly()
+                    self._digest_on_close()
             finally:
                 self._drop()
         view.wake_followers()
+
+    def _digest_on_close(self) -> None:
+        """As far as that takes no time; Maintenance does the rest."""
+        try:
+            self._digest_sealed(CLOSE_DIGEST_BYTES)
+        except OSError as error:
+            log.warning("%s: no digests were noted: %s", self.name, error)
 
     def discard(self) -> None:
         """Close without writing anything: for a store that deletes it or has failed."""

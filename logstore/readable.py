@@ -26,6 +26,16 @@ from logstore.errors import (
     RecordNotFoundError,
 )
 from logstore.index import AbortedTransaction
+from logstore.inspection import (
+    CheckProgress,
+    PartitionInspection,
+    bytes_to_inspect,
+    check_choice,
+    has_errors,
+    missing_file,
+    raise_first_error,
+)
+from logstore.problem import Problem
 from logstore.producer_state import OngoingTransaction, ProducerEntry
 from logstore.record import Record
 from logstore.recovery import RecoveryReport
@@ -359,24 +369,54 @@ class ReadableLog:
             size += len(batch)
         return batches
 
-    def check(self) -> None:
-        """Verify every batch, record and index entry; raise CorruptLogError at the first fault.
+    def check(
+        self,
+        *,
+        deep: bool = True,
+        on_corrupt: str = "raise",
+        progress: CheckProgress | None = None,
+    ) -> list[Problem]:
+        """Look at every file; what is wrong, the log first.  Nothing is written.
 
-        Where there are transactions, also that every aborted one is known as such.
+        ``deep=True`` reads every batch, record and index entry, and where there are transactions
+        makes sure that every aborted one is known as such; otherwise only what is cheap is looked
+        at.  ``on_corrupt="raise"`` raises CorruptLogError for the first problem of severity
+        "error", with all of them as its ``.problems``; "report" returns these like the others.
+        `progress` is called with (done, in all); what it raises ends the check.
         """
+        problems = self.find_problems(deep=deep, progress=progress)
+        if check_choice(on_corrupt) == "raise":
+            raise_first_error(problems)
+        return problems
+
+    def find_problems(self, *, deep: bool, progress: CheckProgress | None = None) -> list[Problem]:
+        """What `check` reports."""
         while True:
-            self._view.check_usable()
-            generation = self._view.generation
+            view = self._view
+            view.check_usable()
+            generation = view.generation
+            view.look()
+            total = bytes_to_inspect(view.segments, deep=deep)
+            done = 0
+
+            def moved(size: int, total: int = total) -> None:
+                nonlocal done
+                done += size
+                if progress is not None:
+                    progress(min(done, total), total)
+
             try:
-                end = self.end_offset
-                found = [segment.verified().producers for segment in self.segments]
-                if any(found):
-                    self._view.known_producers().check(self._view.segments, end)
-            except (CorruptLogError, FileNotFoundError):
-                if not self._view.moved_since(generation):
+                problems = PartitionInspection(view, deep=deep, moved=moved).run()
+            except (CorruptLogError, FileNotFoundError) as error:
+                if not view.moved_since(generation):
+                    if isinstance(error, FileNotFoundError):
+                        return [missing_file(view, error)]
                     raise
-            else:
-                return
+                continue
+            # What looked wrong may have been a change under way.
+            if has_errors(problems) and view.moved_since(generation):
+                continue
+            return problems
 
     # ---- what a scan needs ----
 

@@ -38,6 +38,7 @@ from logstore.checkpoint import (
     PartitionState,
     read_leader_epochs,
 )
+from logstore.digest import SegmentDigest
 from logstore.epochs import LeaderEpochs
 from logstore.errors import NotALogError, UnsupportedFormatError
 from logstore.index import TransactionIndex
@@ -56,6 +57,7 @@ RecoveryProgress = Callable[[int, int], None]
 TRUNCATION_PLAN = "truncate.plan"
 DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 _COPY_BYTES = 1 << 20
+BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
 INT64_MAX = (1 << 63) - 1
 
 
@@ -355,7 +357,7 @@ class _Loader:
     def sweep_orphans(self, names: list[str]) -> None:
         logs = {base_offset_of(name) for name in names if name.endswith(".log")}
         for name in names:
-            index = name.endswith((".index", ".timeindex", ".txnindex", ".summary"))
+            index = name.endswith(BESIDE_LOG)
             if index and base_offset_of(name) not in logs:
                 self.remove(name)
 
@@ -364,7 +366,7 @@ class _Loader:
         name = segment_name(segment.base_offset, ".log")
         kept = self.torn_name(name)
         self.directory.rename(name, kept)
-        for suffix in (".index", ".timeindex", ".txnindex", ".summary"):
+        for suffix in BESIDE_LOG:
             self.directory.unlink(segment_name(segment.base_offset, suffix))
         self.report.set_aside.append(self.directory.path / kept)
         log.warning("%s set aside as %s: %s", segment.path, kept, why)
@@ -582,6 +584,7 @@ class _Loader:
         kept: Path | None = None
         if not self.readonly:
             kept = self.copy_aside(segment, position, size)
+            SegmentDigest.remove(self.directory, segment.base_offset)
             file = self.directory.open(segment_name(segment.base_offset, ".log"), write=True)
             try:
                 file.truncate(position)
@@ -735,6 +738,7 @@ class TruncationPlan:
                 directory.unlink(name)
         if not directory.exists(segment_name(self.base_offset, ".log")):
             return  # cut before, and its empty rest replaced by a segment of another base
+        SegmentDigest.remove(directory, self.base_offset)
         file = directory.open(segment_name(self.base_offset, ".log"), write=True)
         try:
             file.truncate(self.position)

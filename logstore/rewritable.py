@@ -21,6 +21,7 @@ from logstore import _native, codecs
 from logstore._files import SEGMENT_SUFFIXES, segment_name
 from logstore.appendable import AppendableLog
 from logstore.checkpoint import CleanerCheckpoint
+from logstore.digest import DIGEST_SUFFIX, SegmentDigest
 from logstore.epochs import EpochEnd
 from logstore.errors import OffsetOutOfRangeError
 from logstore.readable import check_int, milliseconds
@@ -289,6 +290,45 @@ class RewritableLog(AppendableLog):
         if self._leadership.begins_at_or_above(end_offset):
             self._stable.write_state(sync=True)  # what was promised outlives its entry
             self._leadership.cut(end_offset)
+
+    # ---- digests ----
+
+    def write_digests(self, max_bytes: int | None = None) -> int:
+        """Note what the files of sealed, durable segments are; how many were noted.
+
+        One that has its digest is passed over.  With `max_bytes`, segments are left out once so
+        many bytes have been read.  `check` then also finds changes that no checksum covers.
+        """
+        self._view.check_usable()
+        if self.readonly:
+            self._refuse()
+        return self._digest_sealed(max_bytes)
+
+    def _digest_sealed(self, max_bytes: int | None) -> int:
+        names = set(self.directory.names())
+        written = 0
+        for segment in self.segments:
+            name = segment_name(segment.base_offset, DIGEST_SUFFIX)
+            if name in names or not segment.sealed or segment.end_offset > self.durable_offset:
+                continue
+            if max_bytes is not None:
+                max_bytes -= segment.size_bytes
+                if max_bytes < 0:
+                    continue
+            written += self._write_digest(segment)
+        return written
+
+    def _write_digest(self, segment: Segment) -> bool:
+        cuts = self._cuts
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            digest = SegmentDigest.of(self.directory, segment.base_offset)
+            with self._view.lock:
+                # Its files are those that were read, unless the log was cut or rewritten.
+                same = self._cuts == cuts and segment in self._view.segments and segment.sealed
+                if digest is not None and same and self._failure is None:
+                    digest.write(self.directory, segment.base_offset)
+                    return True
+        return False
 
     # ---- rewriting ----
 

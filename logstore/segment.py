@@ -20,12 +20,13 @@ from pathlib import Path
 from logstore import _native, codecs
 from logstore._files import Directory, segment_name
 from logstore.config import PartitionConfig
+from logstore.digest import SegmentDigest
 from logstore.errors import CorruptLogError, UnsupportedFormatError
 from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 from logstore.record import Record
 from logstore.summary import NO_TIME, UNKNOWN_TIME, SegmentSummary
 
-__all__ = ["Segment", "SegmentContents"]
+__all__ = ["Segment", "SegmentContents", "used_entries"]
 
 RELATIVE_MAX = (1 << 31) - 1
 OFFSET_MAX = (1 << 63) - 2  # so that the offset after it can still be told
@@ -266,6 +267,7 @@ class Segment:
         except FileNotFoundError:
             if not aborted:
                 return False
+        SegmentDigest.remove(self._directory, self.base_offset)
         if aborted:
             self._directory.write(name, index.entries, sync=True)
         else:
@@ -511,8 +513,8 @@ class Segment:
         except FileNotFoundError:
             contents = self.walk()
             offsets, times = contents.offsets, self.final_times(contents)
-        by_offset = OffsetIndex(self.base_offset, _used(offsets, 8), max_bytes=most)
-        by_time = TimeIndex(self.base_offset, _used(times, 12), max_bytes=most)
+        by_offset = OffsetIndex(self.base_offset, used_entries(offsets, 8), max_bytes=most)
+        by_time = TimeIndex(self.base_offset, used_entries(times, 12), max_bytes=most)
         self._offset_index, self._time_index = by_offset, by_time
         return by_offset, by_time
 
@@ -525,6 +527,7 @@ class Segment:
     def write_indexes(self, contents: SegmentContents, *, sync: bool) -> None:
         """Replace the index files of a segment that is not active by rebuilt ones."""
         times = self.final_times(contents)
+        SegmentDigest.remove(self._directory, self.base_offset)
         self._directory.write(segment_name(self.base_offset, ".index"), contents.offsets, sync=sync)
         self._directory.write(segment_name(self.base_offset, ".timeindex"), times, sync=sync)
         self._offset_index = self._time_index = None
@@ -656,7 +659,7 @@ class Segment:
         )
 
 
-def _used(entries: bytes, entry_bytes: int) -> bytes:
+def used_entries(entries: bytes, entry_bytes: int) -> bytes:
     """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
     if len(entries) <= entry_bytes or not entries.endswith(b"\0" * entry_bytes):
         return entries  # a single entry of zeros is time 0 at the base offset

@@ -67,7 +67,7 @@ def _split(directory: Directory, base: int) -> int | None:
             file.sync()
     finally:
         file.close()
-    for suffix in (".index", ".timeindex"):  # of the whole; made again from what is left
+    for suffix in (".index", ".timeindex", ".sum"):  # of the whole; made again from what is left
         directory.unlink(segment_name(base, suffix))
     return header.base_offset
 

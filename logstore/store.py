@@ -53,6 +53,7 @@ from logstore.checkpoint import (
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.digest import DIGEST_SUFFIX
 from logstore.errors import (
     ClosedError,
     ForkedHandleError,
@@ -62,8 +63,10 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from logstore.inspection import CheckProgress, bytes_to_inspect, check_choice, raise_first_error
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
+from logstore.problem import Problem, ProblemKind
 from logstore.producer_ids import ProducerIds
 from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
 from logstore.root import (
@@ -76,6 +79,7 @@ from logstore.root import (
     partition_directories,
 )
 from logstore.topic import Topic, TopicDescription, check_topic_name
+from logstore.verify import RootInspection
 
 __all__ = ["Store", "StoreRecovery", "open"]
 
@@ -489,11 +493,46 @@ class Store(Mapping[str, Topic], Closeable):
         """Sizes, offsets and times of every partition, by topic."""
         return {name: self[name].describe() for name in self}
 
-    def check(self) -> None:
-        """Verify every record and index of every partition; CorruptLogError at the first fault."""
-        for topic in self.values():
-            for partition in topic:
-                partition.check()
+    def check(
+        self,
+        *,
+        deep: bool = True,
+        on_corrupt: str = "raise",
+        progress: CheckProgress | None = None,
+    ) -> list[Problem]:
+        """Look at the root's files and at every file of every partition; what is wrong.
+
+        As `Partition.check`: with ``on_corrupt="raise"`` CorruptLogError is raised for the first
+        problem of severity "error", and has all of them in ``.problems``.  Nothing is written.
+        """
+        check_choice(on_corrupt)
+        problems = RootInspection(self._directory).run()
+        done = total = 0
+
+        def moved(now: int, in_all: int) -> None:
+            if progress is not None:
+                progress(done + now, total + in_all)
+
+        for name, topic in self.items():
+            for number in list(topic._numbers):
+                where = self.path / f"{name}-{number}"
+                try:
+                    partition = topic[number]
+                    size = bytes_to_inspect(partition.segments, deep=deep)
+                    problems += partition.find_problems(deep=deep, progress=moved)
+                except UnknownTopicError:
+                    break  # deleted meanwhile
+                except ClosedError:
+                    raise
+                except (LogStoreError, OSError) as error:
+                    if not any(problem.path == where for problem in problems):
+                        kind = ProblemKind.UNOPENABLE_PARTITION
+                        problems.append(Problem(kind, where, str(error)))
+                    continue
+                done, total = done + size, total + size
+        if on_corrupt == "raise":
+            raise_first_error(problems)
+        return problems
 
     # ---- topics come, change and go ----
 
@@ -961,6 +1000,9 @@ def _forget_state(directory: Directory) -> None:
     directory.unlink(PartitionState.NAME)
     directory.unlink(DurableMark.NAME)
     directory.unlink(CleanerCheckpoint.NAME)
+    for name in directory.names():
+        if name.endswith(DIGEST_SUFFIX):
+            directory.unlink(name)
     directory.sync()
 
 

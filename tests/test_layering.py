@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("closeable", "errors", "config", "clock", "timer", "fields"),
     *("_native", "_files", "codecs", "record", "batch"),
-    *("index", "summary", "segment", "checkpoint", "epochs", "root", "producer_ids"),
-    *("producer_state", "producers"),
+    *("index", "summary", "digest", "problem", "segment", "checkpoint", "epochs", "root"),
+    *("producer_ids", "producer_state", "producers"),
     *(
         "incoming",
         "retention",
@@ -35,7 +35,7 @@ ROOMS = (
         "writer",
         "encoder",
     ),
-    *("view", "beside", "leadership", "stable"),
+    *("view", "beside", "leadership", "stable", "inspection"),
     *("readable", "writable", "appendable", "rewritable", "partition"),
     *("serialization", "interceptors"),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),

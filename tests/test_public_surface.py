@@ -52,6 +52,7 @@ NAMES = {
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
     *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
     *("OngoingTransaction", "TransactionIndex"),
+    *("Problem", "ProblemKind", "Severity"),
     *("BatchEncoder", "LocatedBatch", "with_producer"),
     *("ConsumerInterceptor", "Delivery", "Outgoing", "Producer", "ProducerInterceptor"),
     *("RandomPartitioner", "RoundRobinPartitioner", "Serde", "SerializationError"),
@@ -94,7 +95,7 @@ SIGNATURES = [
     (Store.describe, "(self)"),
     (Store.sync, "(self)"),
     (Store.checkpoint, "(self)"),
-    (Store.check, "(self)"),
+    (Store.check, "(self, *, deep=True, on_corrupt='raise', progress=None)"),
     (Store.close, "(self)"),
     (
         Topic.append,
@@ -147,7 +148,7 @@ SIGNATURES = [
     (Partition.roll, "(self)"),
     (Partition.sync, "(self)"),
     (Partition.close, "(self)"),
-    (Partition.check, "(self)"),
+    (Partition.check, "(self, *, deep=True, on_corrupt='raise', progress=None)"),
     (
         Compactor,
         "(partition, *, memory_bytes=134217728, delete_retention_ms=None, min_lag_ms=None, "

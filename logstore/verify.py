@@ -1,0 +1,141 @@
+"""RootInspection: looks at the files of a store's root and lists what is wrong with them.
+
+What is in the partitions' directories is `logstore.inspection`'s.  Nothing is written, and no lock
+is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from logstore._files import Directory
+from logstore.checkpoint import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    PARTITION_METADATA,
+    RECOVERY_POINTS,
+    START_OFFSETS,
+    parse_offsets,
+    read_topic_id,
+)
+from logstore.errors import NotALogError
+from logstore.inspection import RECEIPT
+from logstore.problem import Problem, ProblemKind
+from logstore.root import (
+    Catalogue,
+    CleanShutdown,
+    NodeIdentity,
+    TopicEntry,
+    is_deleted,
+    partition_directories,
+)
+
+__all__ = ["RootInspection"]
+
+CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
+
+
+class RootInspection:
+    """One look at the root of a store."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._problems: list[Problem] = []
+
+    def run(self) -> list[Problem]:
+        """Everything that is wrong with the root's own files."""
+        names = sorted(self._directory.names())
+        entries = self._inspect_catalogue()
+        self._inspect_identity()
+        for name in CHECKPOINTS:
+            self._inspect_checkpoint(name)
+        left = CleanShutdown.read(self._directory)
+        if left.foreign:
+            self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
+        directories = sorted(self._directory.directories())
+        self._inspect_partitions(entries, directories)
+        for name in directories:
+            if is_deleted(name):
+                self._note(ProblemKind.STRAY_FILE, name, "a partition on its way out")
+        for name in names:
+            if name.endswith(".tmp"):
+                self._note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
+            elif RECEIPT.match(name):
+                self._note(ProblemKind.KEPT_ASIDE, name, "the receipt of a repair")
+        return self._problems
+
+    def _note(self, kind: ProblemKind, name: str, detail: str) -> None:
+        self._problems.append(Problem(kind, self._directory.path / name, detail))
+
+    def _inspect_catalogue(self) -> Mapping[str, TopicEntry]:
+        try:
+            return Catalogue.read(self._directory).entries
+        except NotALogError as error:
+            self._note(ProblemKind.DAMAGED_CATALOGUE, Catalogue.NAME, str(error))
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, Catalogue.NAME, str(error))
+        return {}
+
+    def _inspect_identity(self) -> None:
+        try:
+            identity = NodeIdentity.read(self._directory)
+        except NotALogError as error:
+            self._note(ProblemKind.DAMAGED_IDENTITY, NodeIdentity.NAME, str(error))
+            return
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, NodeIdentity.NAME, str(error))
+            return
+        if identity is not None and (identity.node_id < 0 or not identity.cluster_id):
+            self._note(
+                ProblemKind.DAMAGED_IDENTITY,
+                NodeIdentity.NAME,
+                f"node.id {identity.node_id}, cluster.id {identity.cluster_id!r}",
+            )
+
+    def _inspect_checkpoint(self, name: str) -> None:
+        try:
+            offsets = parse_offsets(self._directory.read(name))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            return
+        if isinstance(offsets, str):
+            self._note(ProblemKind.DAMAGED_CHECKPOINT, name, offsets)
+
+    def _inspect_partitions(
+        self, entries: Mapping[str, TopicEntry], directories: list[str]
+    ) -> None:
+        """Partitions that the catalogue names are there, and belong to the topic it names."""
+        found = partition_directories(directories)
+        for topic, entry in entries.items():
+            if entry.deleting or entry.creating_from >= 0:
+                self._note(
+                    ProblemKind.UNFINISHED_PLAN,
+                    Catalogue.NAME,
+                    f"topic {topic!r} is being {'deleted' if entry.deleting else 'made'}",
+                )
+                continue
+            for number in sorted(set(range(entry.partitions)) - set(found.get(topic, ()))):
+                self._note(
+                    ProblemKind.MISSING_PARTITION,
+                    f"{topic}-{number}",
+                    f"{Catalogue.NAME} says that {topic!r} has {entry.partitions}",
+                )
+            for number in found.get(topic, ()):
+                self._inspect_topic_id(f"{topic}-{number}", entry)
+
+    def _inspect_topic_id(self, name: str, entry: TopicEntry) -> None:
+        directory = self._directory.below(name)
+        try:
+            topic_id = read_topic_id(directory)
+        except (NotALogError, OSError):
+            return  # the partition's own inspection says so
+        finally:
+            directory.close()
+        if topic_id is not None and topic_id != entry.id:
+            self._note(
+                ProblemKind.DAMAGED_METADATA,
+                f"{name}/{PARTITION_METADATA}",
+                f"it names {topic_id}; the catalogue has {entry.id}",
+            )

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from logstore import _native
-from logstore.errors import ClosedError, InvalidNameError, LockedError, NotALogError
+from logstore.errors import InvalidNameError, LockedError, NotALogError
 
 __all__ = [
     "Directory",
@@ -96,7 +96,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-class Directory:
+class Directory(_native.OpenDirectory):
     """An open directory.  `path` is for messages only; access goes through the descriptor.
 
     ``with directory as fd`` keeps the descriptor open for the block: another thread's close takes
@@ -111,10 +111,6 @@ class Directory:
         root: Directory | None = None,
     ) -> None:
         """`root` is the open directory right above, when what is inside that is wanted."""
-        self.fd = -1
-        self._users = 0
-        self._closed = False
-        self._guard = threading.Lock()
         # Held to open a segment's file and note it down, and while a segment is cut.
         self.opening = threading.RLock()
         self.path = Path(path)
@@ -124,10 +120,10 @@ class Directory:
         try:
             if root is None:
                 # The directory itself may be reached through a link; what is inside may not.
-                self.fd = _native.open_directory(NO_DIRECTORY, self._text)
+                self._open(NO_DIRECTORY, self._text)
             else:
                 with root as above:
-                    self.fd = _native.open_directory(above, self.path.name)
+                    self._open(above, self.path.name)
         except NotADirectoryError:
             raise NotALogError(f"{self.path} is not a directory") from None
 
@@ -142,38 +138,11 @@ class Directory:
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 _native.make_directory(NO_DIRECTORY, str(path))
-            parent = _native.open_directory(NO_DIRECTORY, str(path.parent))
+            parent = Directory(path.parent)
             try:
-                _native.sync_directory(parent)
+                parent.sync()
             finally:
-                _native.close_directory(parent)
-
-    def __enter__(self) -> int:
-        with self._guard:
-            if self._closed:
-                raise ClosedError(f"{self.path} is closed")
-            self._users += 1
-        return self.fd
-
-    def __exit__(self, *_: object) -> None:
-        with self._guard:
-            self._users -= 1
-            if self._closed and not self._users:
-                self._really_close()
-
-    def _really_close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            _native.close_directory(fd)
-
-    def close(self) -> None:
-        with self._guard:
-            self._closed = True
-            if not self._users:
-                self._really_close()
-
-    def __del__(self) -> None:
-        self._really_close()
+                parent.close()
 
     def names(self) -> list[str]:
         with self as fd:
@@ -386,7 +355,8 @@ class DirectoryLock:
             file.close()
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "_files"):  # an interrupt may come before it is set
+            self.release()
 
 
 def _holder(file: _native.File) -> tuple[int | None, str]:

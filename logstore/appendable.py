@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, cast
 
 from logstore import _native, incoming
@@ -201,8 +201,9 @@ class AppendableLog(WritableLog):
                 raise InterruptedAppendError(offsets=range(first, first + 1)) from interrupt
             raise
         except IndeterminateAppendError as error:
-            self._fail(error)
-            raise
+            if batches._records or self._stable.commit.failed:
+                self._fail(error)
+            raise  # else it was written and then cut off by someone: the log is sound
         return first
 
     def _expect(self, offset: int) -> None:
@@ -284,17 +285,20 @@ class AppendableLog(WritableLog):
                 f"origin must be 'leader', 'coordinator' or 'follower', not {origin!r}"
             )
         batches = incoming.check_produced(bytes(raw), self.config, self.clock.time_ms())
-        with self._view.lock:
+
+        def place_locked(tried: list[range]) -> AppendedBatches:
             end = self._next_offset()
             append_time = self._time_of_append() if self._append_time else -1
             self._leadership.note([(self._leadership.epoch, end)])
             data, headers = incoming.place(batches, end, self._leadership.epoch, append_time)
-            appended = self._append_raw_locked(data, headers, cast(Origin, origin), append_time)
-        return self._appended_durably(appended, fsync)
+            return self._append_raw_locked(data, headers, cast(Origin, origin), append_time, tried)
+
+        return self._append_raw(place_locked, fsync)
 
     def _append_copied(self, raw: bytes, fsync: bool) -> AppendedBatches:
         headers = incoming.check_copied(raw)
-        with self._view.lock:
+
+        def copy_locked(tried: list[range]) -> AppendedBatches:
             end = self._next_offset()
             if not headers:
                 return AppendedBatches(range(end, end), -1, False)
@@ -305,8 +309,9 @@ class AppendableLog(WritableLog):
             self._leadership.note(
                 (header.leader_epoch, header.base_offset) for header, _ in headers
             )
-            appended = self._append_raw_locked(raw, headers, "follower", -1)
-        return self._appended_durably(appended, fsync)
+            return self._append_raw_locked(raw, headers, "follower", -1, tried)
+
+        return self._append_raw(copy_locked, fsync)
 
     def end_transaction(
         self,
@@ -332,7 +337,8 @@ class AppendableLog(WritableLog):
                 f"a coordinator's epoch is an int from 0 to {INT32_MAX}, not {coordinator_epoch}"
             )
         marker = EndMarker(commit, coordinator_epoch)
-        with self._view.lock:
+
+        def end_locked(tried: list[range]) -> AppendedBatches:
             self._leadership.note([(self._leadership.epoch, self._next_offset())])
             raw = marker.encode(
                 producer_id=producer_id,
@@ -342,8 +348,46 @@ class AppendableLog(WritableLog):
                 leader_epoch=self._leadership.epoch,
             )
             headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
-            appended = self._append_raw_locked(raw, headers, "coordinator", -1)
-        return self._appended_durably(appended, fsync).offsets.start
+            return self._append_raw_locked(raw, headers, "coordinator", -1, tried)
+
+        return self._append_raw(end_locked, fsync).offsets.start
+
+    def _append_raw(
+        self, act: Callable[[list[range]], AppendedBatches], fsync: bool
+    ) -> AppendedBatches:
+        """Do it under the lock, then wait for the disk; an interrupt tells whether it is written.
+
+        `act` puts the offsets that it is about to write into the list it gets.
+        """
+        tried: list[range] = []
+        appended: AppendedBatches | None = None
+        try:
+            with self._view.lock:
+                try:
+                    appended = act(tried)
+                except KeyboardInterrupt as interrupt:
+                    # Under the lock: nobody else can have written there.
+                    if tried and self._is_written_locked(tried[0].stop):
+                        raise InterruptedAppendError(offsets=tried[0]) from interrupt
+                    raise
+            if fsync and appended.offsets:
+                # A duplicate, too: its first append may still be on its way to the disk.
+                self._stable.commit.wait_for(appended.offsets.stop, appended.offsets.start)
+        except InterruptedAppendError:
+            raise
+        except KeyboardInterrupt as interrupt:
+            if appended is not None and appended.offsets:
+                raise InterruptedAppendError(offsets=appended.offsets) from interrupt
+            raise
+        except IndeterminateAppendError as error:
+            if self._stable.commit.failed:
+                self._fail(error)
+            raise
+        return appended
+
+    def _is_written_locked(self, end_offset: int) -> bool:
+        self._finish_roll()
+        return self._writer is not None and self._writer.next_offset >= end_offset
 
     def _append_raw_locked(
         self,
@@ -351,6 +395,7 @@ class AppendableLog(WritableLog):
         headers: list[tuple[BatchHeader, EndMarker | None]],
         origin: Origin,
         append_time: int,
+        tried: list[range],
     ) -> AppendedBatches:
         """Write batches that have their place, unless the producer state is against it."""
         admission = self._view.producers.admit(headers, origin)
@@ -361,6 +406,7 @@ class AppendableLog(WritableLog):
         now = -1 if self._ask_time is None else self._ask_time()
         writer = cast(_native.SegmentWriter, self._writer)
         self._view.producers.begin(admission, offsets.stop)
+        tried.append(offsets)
         try:
             if not writer.append_raw(data, now):
                 self._roll_before(offsets.start)
@@ -369,10 +415,6 @@ class AppendableLog(WritableLog):
                     raise InvalidRecordError(f"{len(data)} bytes do not fit a segment")
         except IndeterminateAppendError as error:
             self._fail(error)
-            raise
-        except KeyboardInterrupt as interrupt:
-            if self._writer is not None and self._writer.next_offset >= offsets.stop:
-                raise InterruptedAppendError(offsets=offsets) from interrupt
             raise
         finally:
             if self._writer is not None:
@@ -447,18 +489,6 @@ class AppendableLog(WritableLog):
             )
             self._fail(failure)
             raise failure from error
-
-    def _appended_durably(self, appended: AppendedBatches, fsync: bool) -> AppendedBatches:
-        if fsync and appended.offsets:
-            # A duplicate, too: its first append may still be on its way to the disk.
-            try:
-                self._stable.commit.wait_for(appended.offsets.stop, appended.offsets.start)
-            except KeyboardInterrupt as interrupt:
-                raise InterruptedAppendError(offsets=appended.offsets) from interrupt
-            except IndeterminateAppendError as error:
-                self._fail(error)
-                raise
-        return appended
 
     def _allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
         """Offsets are missing in what is copied: from now on that is no sign of damage here."""

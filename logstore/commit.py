@@ -29,6 +29,11 @@ class GroupCommit:
         self._failure: OSError | None = None
         self.durable_offset = durable_offset
 
+    @property
+    def failed(self) -> bool:
+        """Whether a sync has failed: nothing becomes durable by this object any more."""
+        return self._failure is not None
+
     def wait_for(self, end_offset: int, first_offset: int) -> None:
         """Return when all offsets below `end_offset` are durable; raise if that cannot be known."""
         while self.durable_offset < end_offset:

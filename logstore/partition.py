@@ -61,6 +61,7 @@ class Partition(RewritableLog, Closeable):
         )
         super().__init__(view, durability, claims)
         self._owner: DirectoryLock | None = None
+        self._dropped = False  # every descriptor is closed
 
     # ---- opening ----
 
@@ -160,7 +161,8 @@ class Partition(RewritableLog, Closeable):
         """Close its writers, make everything durable and give the directory back.
 
         Raises, and stays open, when a writer cannot hand over what it holds.  Closing twice is
-        harmless.  Scans and appends of other threads then raise ClosedError.
+        harmless, and finishes a close that was interrupted.  Scans and appends of other threads
+        then raise ClosedError.
         """
         view = self._view
         if not view.forked:
@@ -168,6 +170,8 @@ class Partition(RewritableLog, Closeable):
                 writer.close()
         with view.lock:
             if view.closed:
+                if not self._dropped:
+                    self._drop()  # an interrupt stopped the first close on its way
                 return
             self._finish_roll()
             view.closed = True
@@ -203,6 +207,7 @@ class Partition(RewritableLog, Closeable):
         if self._owner is not None:
             self._owner.release()
         _open_partitions.discard(self)
+        self._dropped = True
 
     def _abandon_in_child(self) -> None:
         """After fork: descriptors are closed, so that the lock does not outlive the parent here."""

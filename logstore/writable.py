@@ -66,6 +66,8 @@ class WritableLog(ReadableLog):
         self._asleep: LoadedLog | None = None
         # A roll that an interrupt may have stopped half-way: finished by whoever comes next.
         self._rolling: tuple[Segment, Segment] | None = None
+        # One that failed, and whose traces are not gone yet: the writer to go on with, the base.
+        self._abandoned: tuple[_native.SegmentWriter | None, int] | None = None
 
     # ---- what it is ----
 
@@ -272,23 +274,18 @@ class WritableLog(ReadableLog):
             self._stable.add([old.file, *more])
             self._rolling = (old, new)
         except BaseException:
-            self._abandon_roll(base_offset, writer)
+            if self._rolling is None:
+                self._abandoned = (writer, base_offset)
+            self._finish_roll()
             raise
         self._finish_roll()
         log.info("%s rolled at offset %d", self.name, base_offset)
         self._stable.sync_surplus()
 
-    def _abandon_roll(self, base_offset: int, writer: _native.SegmentWriter | None) -> None:
-        """Go on with the old segment; an empty file of the new one must not stay behind."""
-        name = segment_name(base_offset, ".log")
-        with contextlib.suppress(OSError, NotALogError):
-            if self._rolling is None and self.directory.size(name) == 0:
-                self.directory.unlink(name)
-        if self._rolling is None:
-            self._writer = writer
-
     def _finish_roll(self) -> None:
         """The part of a roll that must happen as one; may be repeated after an interrupt."""
+        if self._abandoned is not None:
+            self._go_on_without_roll(*self._abandoned)
         if self._rolling is None:
             return
         old, new = self._rolling
@@ -298,6 +295,14 @@ class WritableLog(ReadableLog):
         self._writer = new.writer
         self._view.keep_warm(old)
         self._rolling = None
+
+    def _go_on_without_roll(self, writer: _native.SegmentWriter | None, base_offset: int) -> None:
+        """Go on with the old segment; an empty file of the new one must not stay behind."""
+        name = segment_name(base_offset, ".log")
+        with contextlib.suppress(OSError, NotALogError):
+            if self.directory.size(name) == 0:
+                self.directory.unlink(name)
+        self._writer, self._abandoned = writer, None
 
     def _create_log_file(self, base_offset: int) -> None:
         name = segment_name(base_offset, ".log")

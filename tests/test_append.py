@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from logstore import (
+    BatchEncoder,
     ClosedError,
     ConfigError,
     DiskFullError,
+    IndeterminateAppendError,
     InvalidRecordError,
     ManualClock,
     Partition,
@@ -457,7 +459,11 @@ def test_fsync_appends_beside_other_acts_do_not_deadlock(make_log: MakeLog, act:
     def work() -> None:
         try:
             while True:
-                log.append(b"y" * 100)
+                try:
+                    log.append(b"y" * 100)
+                except IndeterminateAppendError:
+                    if act != "truncate":  # which may cut it off before it is durable
+                        raise
         except ClosedError:
             pass
         except BaseException as error:  # noqa: BLE001
@@ -482,6 +488,34 @@ def test_fsync_appends_beside_other_acts_do_not_deadlock(make_log: MakeLog, act:
         assert not thread.is_alive()
     assert not unexpected
     make_log(segment_bytes=5000).check()
+
+
+def test_an_append_that_is_cut_off_before_it_is_durable_leaves_the_log_usable(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(durability="fsync")
+    log.append(b"a")
+    wait_for = log._stable.commit.wait_for
+
+    def cut_first(end_offset: int, first_offset: int) -> None:
+        monkeypatch.undo()
+        log.truncate(first_offset)
+        wait_for(end_offset, first_offset)
+
+    encoder = BatchEncoder()
+    encoder.append(b"b")
+    raw = encoder.take()
+    for act in (
+        lambda: log.append(b"b"),
+        lambda: log.extend([b"b", b"c"]),
+        lambda: log.append_batch(raw),
+    ):
+        monkeypatch.setattr(log._stable.commit, "wait_for", cut_first)
+        with pytest.raises(IndeterminateAppendError, match="truncated before they were durable"):
+            act()
+        assert log.failure is None
+        assert log.append(b"d") == log.end_offset - 1
+    log.check()
 
 
 def test_interrupts_leave_one_of_three_outcomes(make_log: MakeLog) -> None:

@@ -446,28 +446,6 @@ static PyObject *native_remove_directory(PyObject *self, PyObject *args)
     return os_result(self, result, name);
 }
 
-static PyObject *native_open_directory(PyObject *self, PyObject *args)
-{
-    int directory, result;
-    const char *name;
-    if (!PyArg_ParseTuple(args, "is:open_directory", &directory, &name)) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
-    result = ls_io_process.open(&ls_io_process, directory, name, O_RDONLY | O_DIRECTORY, 0);
-    Py_END_ALLOW_THREADS
-    return result < 0 ? os_result(self, result, name) : PyLong_FromLong(result);
-}
-
-static PyObject *native_close_directory(PyObject *self, PyObject *arg)
-{
-    int directory = (int)PyLong_AsLong(arg);
-    if (directory == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    return os_result(self, ls_io_process.close(&ls_io_process, directory), "directory");
-}
-
 static PyObject *native_sync_directory(PyObject *self, PyObject *arg)
 {
     int directory = (int)PyLong_AsLong(arg);
@@ -613,9 +591,6 @@ PyMethodDef ls_file_functions[] = {
      PyDoc_STR("make_directory(directory, name); directory -1: name is a path")},
     {"remove_directory", native_remove_directory, METH_VARARGS,
      PyDoc_STR("remove_directory(directory, name)")},
-    {"open_directory", native_open_directory, METH_VARARGS,
-     PyDoc_STR("open_directory(directory, name) -> descriptor; directory -1: name is a path")},
-    {"close_directory", native_close_directory, METH_O, PyDoc_STR("close_directory(directory)")},
     {"sync_directory", native_sync_directory, METH_O, PyDoc_STR("sync_directory(directory)")},
     {"list_directory", native_list_directory, METH_VARARGS,
      PyDoc_STR("list_directory(directory, directories_only=False) -> names")},

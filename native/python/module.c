@@ -299,6 +299,7 @@ static int module_exec(PyObject *self)
         return -1;
     }
     if (add_type(self, &ls_record_spec, &module->record_type) < 0 ||
+        add_type(self, &ls_directory_spec, &module->directory_type) < 0 ||
         add_type(self, &ls_file_spec, &module->file_type) < 0 ||
         add_type(self, &ls_builder_spec, &module->builder_type) < 0 ||
         add_type(self, &ls_segment_writer_spec, &module->segment_writer_type) < 0 ||
@@ -328,6 +329,7 @@ static int module_traverse(PyObject *self, visitproc visit, void *arg)
 {
     ls_module *module = PyModule_GetState(self);
     Py_VISIT(module->record_type);
+    Py_VISIT(module->directory_type);
     Py_VISIT(module->file_type);
     Py_VISIT(module->builder_type);
     Py_VISIT(module->segment_writer_type);
@@ -355,6 +357,7 @@ static int module_clear(PyObject *self)
 {
     ls_module *module = PyModule_GetState(self);
     Py_CLEAR(module->record_type);
+    Py_CLEAR(module->directory_type);
     Py_CLEAR(module->file_type);
     Py_CLEAR(module->builder_type);
     Py_CLEAR(module->segment_writer_type);

@@ -21,6 +21,7 @@
 
 typedef struct {
     PyTypeObject *record_type;
+    PyTypeObject *directory_type;
     PyTypeObject *file_type;
     PyTypeObject *builder_type;
     PyTypeObject *segment_writer_type;
@@ -167,6 +168,7 @@ bool ls_builder_append(BuilderObject *self, PyObject *value, PyObject *key, PyOb
 
 /* ---- the rest: one spec a file ---- */
 
+extern PyType_Spec ls_directory_spec;
 extern PyType_Spec ls_segment_writer_spec;
 extern PyType_Spec ls_segment_scan_spec;
 extern PyType_Spec ls_buffer_spec;

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         MaintenanceReport,
     )
     from logstore.offsets import CommittedOffset, TopicPartition
+    from logstore.opening import open
     from logstore.partition import Partition
     from logstore.partitioner import (
         KeyPartitioner,
@@ -84,10 +85,12 @@ if TYPE_CHECKING:
     from logstore.scan import LocatedBatch, Scan, Skipped
     from logstore.segment import Segment
     from logstore.serialization import Serde, SerializationError
-    from logstore.store import Store, StoreRecovery, open
+    from logstore.store import Store, StoreRecovery
     from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
     from logstore.transactions.delivery import Delivery
     from logstore.transactions.producer import Producer
+    from logstore.transactions.service import TransactionDescription, Transactions
+    from logstore.transactions.transaction import Transaction
     from logstore.writer import Writer
 
 __version__ = "0.1.0"
@@ -121,8 +124,8 @@ __all__ = [
     "GroupDescription",
     "GroupMember",
     "GroupMemberDescription",
-    "GroupState",
     "Groups",
+    "GroupState",
     "IndeterminateAppendError",
     "InterruptedAppendError",
     "InvalidNameError",
@@ -143,8 +146,8 @@ __all__ = [
     "OffsetOutOfRangeError",
     "OffsetReset",
     "OngoingTransaction",
-    "OutOfOrderSequenceError",
     "Outgoing",
+    "OutOfOrderSequenceError",
     "Partition",
     "PartitionConfig",
     "PartitionDescription",
@@ -179,8 +182,11 @@ __all__ = [
     "TopicExistsError",
     "TopicPartition",
     "TornTail",
+    "Transaction",
     "TransactionAbortedError",
+    "TransactionDescription",
     "TransactionIndex",
+    "Transactions",
     "TransactionStateError",
     "Transition",
     "UnknownTopicError",
@@ -241,6 +247,7 @@ _ROOMS = {
     "interceptors": ("ConsumerInterceptor", "Outgoing", "ProducerInterceptor"),
     "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
     "offsets": ("CommittedOffset", "TopicPartition"),
+    "opening": ("open",),
     "partition": ("Partition",),
     "partitioner": ("KeyPartitioner", "Partitioner", "RandomPartitioner", "RoundRobinPartitioner"),
     "problem": ("Problem", "ProblemKind", "Severity"),
@@ -252,10 +259,12 @@ _ROOMS = {
     "scan": ("LocatedBatch", "Scan", "Skipped"),
     "segment": ("Segment",),
     "serialization": ("Serde", "SerializationError"),
-    "store": ("Store", "StoreRecovery", "open"),
+    "store": ("Store", "StoreRecovery"),
     "topic": ("PartitionDescription", "Position", "Topic", "TopicDescription"),
     "transactions.delivery": ("Delivery",),
     "transactions.producer": ("Producer",),
+    "transactions.service": ("TransactionDescription", "Transactions"),
+    "transactions.transaction": ("Transaction",),
     "writer": ("Writer",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

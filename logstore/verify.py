@@ -116,7 +116,7 @@ class RootInspection:
                     f"topic {topic!r} is being {'deleted' if entry.deleting else 'made'}",
                 )
                 continue
-            for number in sorted(set(range(entry.partitions)) - set(found.get(topic, ()))):
+            for number in sorted(set(entry.numbers) - set(found.get(topic, ()))):
                 self._note(
                     ProblemKind.MISSING_PARTITION,
                     f"{topic}-{number}",

@@ -140,3 +140,10 @@ def test_who_listens_hears_every_kind_of_append(store: Store) -> None:
     count = len(heard)
     log.append(b"e")
     assert len(heard) == count
+
+
+def test_partitions_that_were_not_made_yet_are_not_missed(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        internal_topic(store, CONSUMER_OFFSETS)
+        store.make_partition(CONSUMER_OFFSETS, 7).append(b"v", key=b"k")
+        store.check()

@@ -40,7 +40,7 @@ ROOMS = (
     *("serialization", "interceptors"),
     *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
     *("internal_topics", "offsets"),
-    *("transactions", "groups", "replication", "kafka", "times", "where", "testing"),
+    *("transactions", "groups", "opening", "replication", "kafka", "times", "where", "testing"),
     *("cli", "__main__"),
 )
 # `logstore/__init__.py` gathers the public names: it may import any room, and only these, which

@@ -56,6 +56,7 @@ NAMES = {
     *("BatchEncoder", "LocatedBatch", "with_producer"),
     *("ConsumerInterceptor", "Delivery", "Outgoing", "Producer", "ProducerInterceptor"),
     *("RandomPartitioner", "RoundRobinPartitioner", "Serde", "SerializationError"),
+    *("Transaction", "TransactionDescription", "Transactions"),
     *("ConcurrentTransactionsError", "TransactionStateError"),
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
     *("Assignor", "CommittedOffset", "GroupDescription", "GroupMember", "GroupMemberDescription"),

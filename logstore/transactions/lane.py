@@ -74,6 +74,7 @@ class Lane(_native.Builder):
         self.topic = partition.topic
         self.number = partition.number
         self.sequence = 0
+        self.end_offset = 0  # of what is written
         self._order = threading.RLock()  # one hand-over at a time, in order
         self._settling = threading.RLock()  # one thread answers, in order
         self._unwritten: list[_native.Builder] = []
@@ -164,6 +165,7 @@ class Lane(_native.Builder):
         """It is in the log: before anything else, so that it is never written twice."""
         pack: Pack = taken._pack
         pack.first_offset = first
+        self.end_offset = first + pack.count
         self.sequence = (self.sequence + pack.count) & 0x7FFFFFFF
         self._unsettled.append(pack)
         del self._unwritten[0]
@@ -213,6 +215,14 @@ class Lane(_native.Builder):
                     self._unsettled.popleft().finish(error)
         else:
             self.settle(end)
+
+    def begin(self) -> None:
+        """A new epoch of its producer: sequences start again."""
+        self.sequence = 0
+
+    def make_durable(self) -> None:
+        """Wait until all that is written is on disk."""
+        self.partition.make_durable(range(self.end_offset, self.end_offset))
 
     def close(self) -> None:
         """Write and answer all; for the partition, which is about to be closed."""

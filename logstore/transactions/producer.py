@@ -11,7 +11,8 @@ that is dropped, or an interpreter that ends, still writes what was sent.
 Idempotent: every batch carries the producer's id and a sequence, so that a batch which is written
 again is answered with its first offsets.
 
-Threads may share a producer; a transaction belongs to one thread at a time.
+Threads may share a producer.  With a transactional id it writes in transactions, one at a time; a
+transaction belongs to one thread.
 """
 
 from __future__ import annotations
@@ -22,16 +23,25 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from logstore import _native
 from logstore.batch import increment_sequence
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, wants_fsync
-from logstore.errors import ClosedError, DiskFullError, ForkedHandleError, InvalidNameError
+from logstore.errors import (
+    ClosedError,
+    DiskFullError,
+    FencedError,
+    ForkedHandleError,
+    InvalidNameError,
+    TransactionAbortedError,
+    TransactionStateError,
+)
 from logstore.interceptors import InterceptorChain, Outgoing
-from logstore.internal_topics import INTERNAL_TOPICS
+from logstore.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
+from logstore.offsets import OffsetBook
 from logstore.partitioner import (
     KeyPartitioner,
     Partitioner,
@@ -43,6 +53,8 @@ from logstore.store import Store
 from logstore.topic import Position, Topic, partition_number
 from logstore.transactions.delivery import Delivery
 from logstore.transactions.lane import Lane
+from logstore.transactions.service import Transactions
+from logstore.transactions.transaction import Transaction
 
 __all__ = ["Producer"]
 
@@ -53,6 +65,7 @@ BUFFER_BYTES = 32 << 20  # as Kafka's producer
 LINGER = 0.01
 MAX_BLOCK = 60.0
 DELIVERY_TIMEOUT = 120.0
+TRANSACTION_TIMEOUT = 60.0
 RETRY = 0.05  # seconds between attempts to write to a full disk
 PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
     "default": KeyPartitioner,
@@ -85,6 +98,10 @@ class Producer(_native.Sender, Closeable):
     - `interceptors`: objects with `on_send` or `on_acknowledgement`, called in this order.
     - `durability`: "fsync" or "os"; the store's by default.
     - `idempotence`: number the batches, so that none is appended twice.
+
+    With a `transactional_id` it writes in transactions only: see `transaction`.  It is the only
+    producer of that id: one that had it before is fenced, and what it left open is aborted.
+    `transaction_timeout`: seconds after which a transaction that is still open is aborted.
     """
 
     def __init__(
@@ -105,6 +122,7 @@ class Producer(_native.Sender, Closeable):
         buffer_bytes: int = BUFFER_BYTES,
         max_block: float = MAX_BLOCK,
         delivery_timeout: float = DELIVERY_TIMEOUT,
+        transaction_timeout: float = TRANSACTION_TIMEOUT,
     ) -> None:
         self._closed = True  # until all is in place
         _positive(batch_bytes=batch_bytes, linger=linger, buffer_bytes=buffer_bytes)
@@ -132,14 +150,27 @@ class Producer(_native.Sender, Closeable):
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._hurried = False
-        self.identity = (store.take_producer_id(), 0) if idempotence else (-1, -1)
         self._delivery = Delivery
         self._held_max = min(buffer_bytes, 1 << 20)
-        self._quick = self._is_plain()
+        self._transaction: Transaction | None = None
+        self._fenced: FencedError | None = None
+        self._stale = False  # its epoch was taken away, but nobody else has the next one
+        self._timeout_ms = round(transaction_timeout * 1000)
+        if transactional_id is None:
+            self.identity = (store.take_producer_id(), 0) if idempotence else (-1, -1)
+            self._quick = self._is_plain()
+        elif not idempotence:
+            raise ConfigError("transactions need idempotence=True")
+        else:
+            self._transactions = Transactions.of(store)
+            self.identity = self._transactions.init_producer(transactional_id, self._timeout_ms)
+            self._transactions.join(self)
         self._closed = False
 
     def _is_plain(self) -> bool:
         """Whether bytes may go straight into a batch."""
+        if self._transactional_id is not None and self._transaction is None:
+            return False
         chain = self._interceptors
         return not (
             self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
@@ -199,7 +230,7 @@ class Producer(_native.Sender, Closeable):
     def _deliver(self, lane: Lane) -> None:
         """Have a lane written and answered by this thread."""
         self._write_blocking(lane)
-        if self.fsync:
+        if self.fsync and self._transaction is None:
             lane.sync()
 
     def _send(
@@ -215,6 +246,11 @@ class Producer(_native.Sender, Closeable):
     ) -> Delivery:
         """All that `send` does not do itself."""
         self._check_usable()
+        if self._transactional_id is not None and self._transaction is None:
+            raise self._fenced or TransactionStateError(
+                f"a producer with a transactional id ({self._transactional_id!r}) writes in "
+                f"transactions only: with producer.transaction() as tx: tx.send(...)"
+            )
         chain = self._interceptors
         if chain.senders:
             topic, value, key, headers, timestamp, partition = chain.on_send(
@@ -309,8 +345,20 @@ class Producer(_native.Sender, Closeable):
     # ---- what a lane asks for ----
 
     def enlist(self, lane: Lane) -> bool:
-        """Nothing here belongs to a transaction."""
-        return False
+        """Whether what a lane is about to write belongs to a transaction, which knows of it now."""
+        if self._transactional_id is None:
+            return False
+        if self._transaction is None:
+            raise TransactionStateError("the transaction is over: this record came too late")
+        self._enlist(self._transaction, {(lane.topic, lane.number)})
+        return True
+
+    def _enlist(self, transaction: Transaction, partitions: set[tuple[str, int]]) -> None:
+        new = partitions - transaction.enlisted
+        if new:
+            name = cast(str, self._transactional_id)
+            self._transactions.add_partitions(name, self.identity, new)
+            transaction.enlisted |= new
 
     def make_room(self, lane: Lane) -> None:
         """A lane is full: written by whoever finds it so."""
@@ -416,6 +464,141 @@ class Producer(_native.Sender, Closeable):
             lane.fail_unwritten(error)
             self._stuck_since = None
 
+    # ---- transactions ----
+
+    @property
+    def transactional_id(self) -> str | None:
+        """What its transactions are known by, over restarts; None: it has none."""
+        return self._transactional_id
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction: committed at the end of a ``with`` block, aborted if it raises.
+
+        Raises FencedError when another producer has the transactional id by now.
+        """
+        self._check_usable()
+        if self._transactional_id is None:
+            raise ConfigError("transactions need a name: Producer(store, 'my-transactional-id')")
+        if self._transaction is not None:
+            raise TransactionStateError("a transaction is open: commit or abort it first")
+        if self._fenced is not None:
+            raise self._fenced
+        if self._stale:
+            with self._noticing_fences():
+                self._renew()
+        self._failures.clear()
+        for lane in self._lanes():
+            lane.begin()
+        self._transaction = Transaction(self)
+        self._quick = self._is_plain()
+        return self._transaction
+
+    def _renew(self) -> None:
+        """After an abort that was not ours: the next epoch, unless another producer has it."""
+        name = cast(str, self._transactional_id)
+        self.identity = self._transactions.init_producer(
+            name, self._timeout_ms, expected=self.identity
+        )
+        self._stale = False
+
+    @contextlib.contextmanager
+    def _noticing_fences(self) -> Iterator[None]:
+        try:
+            yield
+        except FencedError as error:
+            self._fenced = error
+            raise
+        except BaseException:
+            self._stale = True
+            raise
+
+    def commit_transaction(self, transaction: Transaction) -> None:
+        """For Transaction."""
+        self._check_mine(transaction)
+        self._quick = False
+        try:
+            with self._noticing_fences():
+                lanes = [lane for lane in self._lanes() if lane.unsettled]
+                self._enlist(transaction, {(lane.topic, lane.number) for lane in lanes})
+                for lane in lanes:
+                    self._write_blocking(lane)
+                self._raise_failures()
+                self._commit_written(transaction)
+        except BaseException as error:
+            self._give_up(transaction, error)
+            raise
+        transaction.end("committed")
+        self._transaction = None
+
+    def _commit_written(self, transaction: Transaction) -> None:
+        if not transaction.enlisted:
+            return  # nothing was sent
+        if self.fsync:
+            for lane in self._lanes():
+                if (lane.topic, lane.number) in transaction.enlisted:
+                    lane.make_durable()
+        name = cast(str, self._transactional_id)
+        self.identity = self._transactions.end(name, self.identity, commit=True)
+
+    def _give_up(self, transaction: Transaction, error: BaseException) -> None:
+        """It could not be committed: aborted, or decided already and finished by the next."""
+        if self._transaction is not transaction:
+            return
+        try:
+            self.abort_transaction(transaction)
+        except Exception as failure:  # noqa: BLE001  the first error says why
+            error.add_note(f"and it could not be aborted now: {failure}")
+
+    def abort_transaction(self, transaction: Transaction) -> None:
+        """For Transaction."""
+        self._check_mine(transaction)
+        self._quick = False
+        self._transaction = None
+        transaction.end("aborted")
+        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
+        if transaction.enlisted and self._fenced is None:
+            name = cast(str, self._transactional_id)
+            with self._noticing_fences():
+                self.identity = self._transactions.end(name, self.identity, commit=False)
+            self._stale = False
+
+    def commit_offsets_in(
+        self, transaction: Transaction, offsets: object, group_id: str | None
+    ) -> None:
+        """For Transaction."""
+        self._check_mine(transaction)
+        given: Any = offsets
+        name = group_id if isinstance(given, Mapping) else given.group_id
+        if not name:
+            raise ConfigError("offsets are committed for a group: say which with group_id=")
+        book = OffsetBook.of(self._store)
+        producer_id, epoch = self.identity
+        with self._noticing_fences():
+            self._enlist(transaction, {(CONSUMER_OFFSETS, book.partition_of(name))})
+            if isinstance(given, Mapping):
+                book.commit_in_transaction(
+                    name, given, producer_id=producer_id, producer_epoch=epoch
+                )
+            else:
+                given.commit_in_transaction(producer_id=producer_id, producer_epoch=epoch)
+
+    def _check_mine(self, transaction: Transaction) -> None:
+        self._check_usable()
+        if self._transaction is not transaction:
+            raise TransactionStateError("the transaction is over")
+
+    def _drop_unwritten(self, error: BaseException) -> None:
+        for lane in self._lanes():
+            lane.fail_unwritten(error)
+
+    def abandon(self, error: BaseException) -> None:
+        """The store is about to close, and aborts the transaction."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            self._quick = False
+            transaction.end("aborted, as its store was closed")
+            self._drop_unwritten(error)
+
     # ---- ending ----
 
     def flush(self) -> None:
@@ -436,6 +619,9 @@ class Producer(_native.Sender, Closeable):
         for lane in self._lanes():
             if not self.fsync:
                 lane.settle()
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
         if len(failures) == 1:
             raise failures[0]
@@ -453,6 +639,8 @@ class Producer(_native.Sender, Closeable):
         self._check_fork()
         self._quick = False
         try:
+            if self._transaction is not None:
+                self.abort_transaction(self._transaction)
             self._flush()
         except DiskFullError:
             if self.pending:

@@ -1,0 +1,66 @@
+"""Opening a store, and finishing what a process that is gone has left open in it.
+
+A transaction that was decided is ended in that way in all its partitions; one that was not is
+aborted.  After a broker has been here, its clients may be alive: then only what has timed out is
+aborted.  Nothing of this is done where the last owner closed the store in order: nothing is open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from logstore.clock import Clock
+from logstore.config import PartitionConfig
+from logstore.errors import LogStoreError
+from logstore.internal_topics import TRANSACTION_STATE
+from logstore.partitioner import Partitioner
+from logstore.recovery import RecoveryProgress
+from logstore.store import Store
+from logstore.store import open as open_store
+
+__all__ = ["open"]
+
+log = logging.getLogger("logstore.store")
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    readonly: bool = False,
+    create: bool = True,
+    durability: str = "fsync",
+    config: PartitionConfig | Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+    partitioner: Partitioner | None = None,
+    progress: RecoveryProgress | None = None,
+) -> Store:
+    store = open_store(path, readonly=readonly, create=create, durability=durability,
+                       config=config, clock=clock, partitioner=partitioner,
+                       progress=progress)  # fmt: skip
+    foreign = store._left.foreign
+    if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
+        try:
+            _finish_transactions(store, abort_ongoing=not foreign)
+        except BaseException:
+            store.close()
+            raise
+    return store
+
+
+open.__doc__ = open_store.__doc__
+
+
+def _finish_transactions(store: Store, *, abort_ongoing: bool) -> None:
+    from logstore.transactions.service import Transactions
+
+    try:
+        concerned = Transactions.of(store).recover(abort_ongoing=abort_ongoing)
+    except (LogStoreError, OSError) as error:
+        # As with a partition that cannot be opened, everything else can be used.
+        log.warning("transactions could not be finished: %s; the next open tries again", error)
+    else:
+        if concerned:
+            log.info("finished or aborted transactions of %s", ", ".join(concerned))

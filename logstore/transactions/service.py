@@ -1,0 +1,455 @@
+"""Transactions: the coordinator of a store at work.
+
+It carries out what the state machine asks for: records go to the partition of
+``__transaction_state`` that Kafka would choose, markers to the partitions of the transaction.
+
+What is durable when: the record that names a partition before the first batch there; all data
+before Prepare*; Prepare* before the first marker; all markers before Complete*, which may come
+late: without it, the markers are written once more, and change nothing.  A store opened with
+durability="os" does the same in that order, and leaves the disk to the kernel.
+
+The log is the state.  When an effect fails half-way, the id is read again from the log.
+
+Threads share it: requests of one id take turns, those of different ids share their syncs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from logstore.clock import Clock, SystemClock
+from logstore.closeable import Closeable
+from logstore.errors import (
+    ClosedError,
+    ConcurrentTransactionsError,
+    FencedError,
+    InvalidRecordError,
+    LogStoreError,
+    UnknownTopicError,
+)
+from logstore.internal_topics import TRANSACTION_STATE, coordinator_partition, internal_topic
+from logstore.partition import Partition
+from logstore.store import Store
+from logstore.timer import Timeout, Timers
+from logstore.transactions.coordinator import Append, Effect, Mark, TransactionCoordinator
+from logstore.transactions.state import (
+    TransactionMetadata,
+    TransactionState,
+    decode_key,
+    encode_key,
+)
+
+__all__ = ["TransactionDescription", "Transactions"]
+
+log = logging.getLogger("logstore.transactions")
+
+
+class LiveProducer(Protocol):
+    """A transactional producer of this process."""
+
+    def abandon(self, error: BaseException, /) -> None:
+        """The store is about to close: give up the transaction."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id in figures.  Times are milliseconds, -1 when there is none."""
+
+    transactional_id: str
+    state: str  # by Kafka's name
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int
+    last_update_ms: int
+    partitions: tuple[tuple[str, int], ...]
+    coordinator_partition: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds back readers of committed records."""
+        return self.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+class Transactions(Closeable):
+    """The transactions of a store: `Transactions.of` gives the one there is.
+
+    ``list()``, ``describe(transactional_id)`` and ``abort(transactional_id)`` are for operators; of
+    a store that is open readonly the first two can be asked.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Use `Transactions.of`."""
+        self._store = store
+        self._clock: Clock = store.clock or SystemClock()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._machine = TransactionCoordinator()
+        self._timers = Timers(store.clock, name="logstore transactions")
+        self._time_outs: dict[str, Timeout] = {}
+        self._producers: weakref.WeakSet[LiveProducer] = weakref.WeakSet()
+        self._highest_id = -1
+        self._closing = False
+        self._load()
+
+    @classmethod
+    def of(cls, store: Store) -> Transactions:
+        """The transactions of a store; closed with it."""
+        return store.companion(cls)
+
+    # ---- the log ----
+
+    def _load(self) -> None:
+        """Read the log; what is open, and what to do about it, is `recover`'s to say."""
+        machine = TransactionCoordinator(
+            max_timeout_ms=self._machine.max_timeout_ms, expiration_ms=self._machine.expiration_ms
+        )
+        if TRANSACTION_STATE in self._store:
+            topic = self._store[TRANSACTION_STATE]
+            for number in list(topic._numbers):
+                self._replay(topic[number], machine)
+        self._machine = machine
+        for known in machine:
+            self._highest_id = max(self._highest_id, known.producer_id, known.next_producer_id)
+            if known.state is TransactionState.ONGOING and not self._store.readonly:
+                self._set_time_out(known)
+
+    def _replay(self, partition: Partition, machine: TransactionCoordinator,
+                only: str | None = None) -> None:  # fmt: skip
+        for record in partition.scan():
+            try:
+                name = None if record.key is None else decode_key(record.key)
+                if name is None or only not in (None, name):
+                    continue
+                value = record.value
+                known = None if value is None else TransactionMetadata.decode(name, value)
+                machine.replay(name, known)
+            except InvalidRecordError as error:
+                log.warning("%s offset %d: %s; passed over", partition.name, record.offset, error)
+
+    def _partition_of(self, transactional_id: str) -> Partition:
+        internal_topic(self._store, TRANSACTION_STATE)
+        number = self._number_of(transactional_id)
+        return self._store.make_partition(TRANSACTION_STATE, number)
+
+    def _number_of(self, transactional_id: str) -> int:
+        if TRANSACTION_STATE not in self._store:
+            return coordinator_partition(transactional_id, 50)
+        count = self._store.declared_partitions(TRANSACTION_STATE)
+        return coordinator_partition(transactional_id, count)
+
+    def _fresh_id(self) -> int:
+        return self._store.take_producer_id(above=self._highest_id)
+
+    # ---- carrying out effects ----
+
+    def _drive(self, effect: Effect | None) -> None:
+        """Carry out an effect and all that follow from it."""
+        while effect is not None:
+            try:
+                self._carry_out(effect)
+            except BaseException:
+                with self._lock:
+                    self._machine.failed(effect)
+                    self._read_again(effect)
+                    self._changed.notify_all()
+                raise
+            with self._lock:
+                following = self._machine.done(effect, self._clock.time_ms())
+                if isinstance(effect, Append):
+                    self._appended(effect)
+                if following is None:
+                    self._changed.notify_all()
+            effect = following
+
+    def _appended(self, effect: Append) -> None:
+        known = effect.metadata
+        if known is not None and known.state is TransactionState.ONGOING:
+            self._set_time_out(known)
+        else:
+            self._drop_time_out(effect.transactional_id)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Append):
+            known = effect.metadata
+            # A power cut may take these back: the markers would be written once more.
+            late = known is None or known.state in (
+                TransactionState.COMPLETE_COMMIT,
+                TransactionState.COMPLETE_ABORT,
+            )
+            self._partition_of(effect.transactional_id).append(
+                None if known is None else known.encode(),
+                key=encode_key(effect.transactional_id),
+                durability="os" if late else None,
+            )
+        else:
+            self._mark(effect)
+
+    def _mark(self, effect: Mark) -> None:
+        coordinator_epoch = self._partition_of(effect.transactional_id).leader_epoch
+        marked: list[tuple[Partition, int]] = []
+        for topic, number in sorted(effect.partitions):
+            try:
+                partition = self._store[topic][number]
+            except (UnknownTopicError, IndexError):
+                continue  # deleted since, and its records with it
+            try:
+                at = partition.end_transaction(
+                    effect.producer_id,
+                    effect.producer_epoch,
+                    commit=effect.commit,
+                    coordinator_epoch=coordinator_epoch,
+                    durability="os",
+                )
+            except FencedError:
+                continue  # the marker was written before, and the producer went on
+            marked.append((partition, at))
+        for partition, at in marked:
+            if partition.durability == "fsync":
+                partition.make_durable(range(at, at + 1))
+
+    def _read_again(self, effect: Effect) -> None:
+        """What the log says of an id, after an effect that failed; under the lock."""
+        name = effect.transactional_id
+        if not isinstance(effect, Append):
+            return
+        try:
+            machine = TransactionCoordinator()
+            self._replay(self._partition_of(name), machine, name)
+        except (LogStoreError, OSError) as error:
+            log.warning("the state of %r cannot be read again: %s", name, error)
+            return
+        found = machine.get(name)
+        if found is None or effect.metadata is None:
+            self._machine.replay(name, found)
+        elif found.encode() == effect.metadata.encode():
+            self._machine.replay(name, effect.metadata)  # it is in the log after all
+
+    def _settled(self, transactional_id: str) -> None:
+        """Wait while an effect is under way; go on with markers that nobody writes.
+
+        Called with the lock held, once; returns with it held.
+        """
+        while True:
+            while self._machine.is_under_way(transactional_id):
+                self._changed.wait()
+            known = self._machine.get(transactional_id)
+            if known is None or not known.state.is_prepared:
+                return
+            effect = self._machine.resume(transactional_id)
+            self._lock.release()
+            try:
+                self._drive(effect)
+            finally:
+                self._lock.acquire()
+
+    def _ask(self, transactional_id: str, request: Callable[[int], Effect | None]) -> None:
+        """Have the machine answer a request, and carry out what it says."""
+        with self._lock:
+            if self._closing:
+                raise ClosedError(f"the store {self._store.path} is closed")
+            self._settled(transactional_id)
+            effect = request(self._clock.time_ms())
+        self._drive(effect)
+
+    # ---- for producers ----
+
+    def join(self, producer: LiveProducer) -> None:
+        """A producer of this process is there: it is told when the store closes."""
+        self._producers.add(producer)
+
+    def init_producer(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        *,
+        expected: tuple[int, int] | None = None,
+    ) -> tuple[int, int]:
+        """Fence every other producer of an id, abort what it left open; a new id and epoch."""
+        self._store._writable()
+        while not self._init_once(transactional_id, timeout_ms, expected):
+            expected = None  # whoever had it is fenced, and its transaction aborted
+        return self.identity_of(transactional_id)
+
+    def _init_once(self, name: str, timeout_ms: int, expected: tuple[int, int] | None) -> bool:
+        """False: a transaction was open, and is aborted now."""
+        was_open = False
+
+        def request(now: int) -> Effect | None:
+            nonlocal was_open
+            known = self._machine.get(name)
+            was_open = known is not None and known.state is TransactionState.ONGOING
+            return self._machine.init_producer(
+                name, timeout_ms, now, fresh_id=self._fresh_id, expected=expected
+            )
+
+        self._ask(name, request)
+        return not was_open
+
+    def identity_of(self, transactional_id: str) -> tuple[int, int]:
+        """The producer id and epoch that are in force."""
+        with self._lock:
+            known = self._machine.get(transactional_id)
+            assert known is not None
+            return known.producer_id, known.producer_epoch
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        identity: tuple[int, int],
+        partitions: Iterable[tuple[str, int]],
+    ) -> None:
+        """Partitions belong to the transaction; on disk when this returns."""
+        wanted = list(partitions)
+        self._ask(
+            transactional_id,
+            lambda now: self._machine.add_partitions(transactional_id, *identity, wanted, now),
+        )
+
+    def end(
+        self, transactional_id: str, identity: tuple[int, int], *, commit: bool
+    ) -> tuple[int, int]:
+        """Commit or abort, everywhere; the producer's id and epoch for its next transaction."""
+        self._ask(
+            transactional_id,
+            lambda now: self._machine.end(
+                transactional_id, *identity, now, commit=commit, fresh_id=self._fresh_id
+            ),
+        )
+        return self.identity_of(transactional_id)
+
+    # ---- time-outs ----
+
+    def _set_time_out(self, known: TransactionMetadata) -> None:
+        name = known.transactional_id
+        if name not in self._time_outs:
+            # One more: it is over when its time-out has passed, not when it has come.
+            left = known.start_ms + known.timeout_ms + 1 - self._clock.time_ms()
+            self._time_outs[name] = self._timers.after(
+                max(0, left) / 1000, lambda: self._time_out(name)
+            )
+            self._timers.start()
+
+    def _drop_time_out(self, transactional_id: str) -> None:
+        timeout = self._time_outs.pop(transactional_id, None)
+        if timeout is not None:
+            self._timers.cancel(timeout)
+
+    def _time_out(self, transactional_id: str) -> None:
+        with self._lock:
+            self._time_outs.pop(transactional_id, None)
+            known = self._machine.get(transactional_id)
+            if self._closing or known is None or known.state is not TransactionState.ONGOING:
+                return
+            if transactional_id not in self._machine.timed_out(self._clock.time_ms()):
+                self._set_time_out(known)  # under way right now, or the clock went back
+                return
+            effect = self._machine.abort(transactional_id, self._clock.time_ms())
+        log.warning("%r: aborted, open for more than %d ms", transactional_id, known.timeout_ms)
+        self._drive(effect)
+
+    def run_due(self) -> int:
+        """Abort now what has timed out; for who drives the clock.  A thread does it otherwise."""
+        return self._timers.run_due()
+
+    # ---- after a crash, and at the end ----
+
+    def recover(self, *, abort_ongoing: bool) -> tuple[str, ...]:
+        """Finish what is decided, and abort what is open; the ids that were concerned.
+
+        With `abort_ongoing`, transactions of a process that is gone; otherwise only those that have
+        timed out: their producers may be elsewhere, and come back.
+        """
+        with self._lock:
+            now = self._clock.time_ms()
+            open_ids = [
+                known.transactional_id
+                for known in self._machine
+                if known.state is TransactionState.ONGOING
+            ]
+            names = self._machine.unfinished()
+            names += open_ids if abort_ongoing else self._machine.timed_out(now)
+        for name in names:
+            self._finish(name)
+        return tuple(sorted(names))
+
+    def _finish(self, transactional_id: str) -> None:
+        try:
+            with self._lock:
+                self._settled(transactional_id)
+                known = self._machine.get(transactional_id)
+                if known is None or known.state is not TransactionState.ONGOING:
+                    return
+                effect = self._machine.abort(transactional_id, self._clock.time_ms())
+            self._drive(effect)
+        except ConcurrentTransactionsError:
+            return  # someone else ends it
+
+    def close(self) -> None:
+        """Abort what is open: its producers are of this process, and lose their store."""
+        if self._closing:
+            return
+        gone = ClosedError(f"the store {self._store.path} is closed")
+        for producer in list(self._producers):
+            producer.abandon(gone)
+        if not (self._store.readonly or self._store.closed):
+            self.recover(abort_ongoing=True)
+        with self._lock:
+            self._closing = True
+        self._timers.close()
+
+    # ---- for operators ----
+
+    def list(self, *, open_only: bool = False) -> tuple[TransactionDescription, ...]:
+        """All transactional ids, by name; or those whose transaction is not over."""
+        with self._lock:
+            if self._store.readonly:
+                self._load()
+            found = [self._described(known) for known in self._machine]
+        return tuple(each for each in found if each.is_open or not open_only)
+
+    def describe(self, transactional_id: str) -> TransactionDescription:
+        """One transactional id; LookupError when nothing is known of it."""
+        for each in self.list():
+            if each.transactional_id == transactional_id:
+                return each
+        raise LookupError(f"nothing is known of transactional id {transactional_id!r}")
+
+    def _described(self, known: TransactionMetadata) -> TransactionDescription:
+        return TransactionDescription(
+            known.transactional_id,
+            known.state.kafka_name,
+            known.producer_id,
+            known.producer_epoch,
+            known.timeout_ms,
+            known.start_ms,
+            known.last_update_ms,
+            tuple(sorted(known.partitions)),
+            self._number_of(known.transactional_id),
+        )
+
+    def abort(self, transactional_id: str) -> TransactionDescription:
+        """Abort an open transaction; its producer gets TransactionAbortedError when it goes on.
+
+        Raises TransactionStateError when there is none.
+        """
+        self._store._writable()
+        self._ask(transactional_id, lambda now: self._machine.abort(transactional_id, now))
+        return self.describe(transactional_id)
+
+    def expire(self) -> tuple[str, ...]:
+        """Forget ids that nobody used for a week, as Kafka does; which."""
+        with self._lock:
+            names = self._machine.expired(self._clock.time_ms())
+        for name in names:
+            self._ask(name, functools.partial(self._forget, name))
+        return tuple(names)
+
+    def _forget(self, name: str, now: int) -> Effect:
+        return self._machine.forget(name)

@@ -1,0 +1,518 @@
+"""Transactions on a store: whole or not at all, fenced, timed out, and stopped at every step."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logstore
+from logstore import (
+    ClosedError,
+    ConfigError,
+    FencedError,
+    ManualClock,
+    Producer,
+    Store,
+    TransactionAbortedError,
+    Transactions,
+    TransactionStateError,
+)
+from logstore.appendable import AppendableLog
+from logstore.internal_topics import TRANSACTION_STATE, coordinator_partition
+from logstore.offsets import OffsetBook
+from logstore.transactions.state import TransactionMetadata, TransactionState, decode_key
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with logstore.open(tmp_path / "store", durability="os") as opened:
+        opened.create_topic("a", partitions=2)
+        opened.create_topic("b")
+        yield opened
+
+
+def committed(store: Store, topic: str) -> list[bytes | None]:
+    return [r.value for log in store[topic] for r in log.scan(isolation="read_committed")]
+
+
+def everything(store: Store, topic: str) -> list[bytes | None]:
+    return [record.value for log in store[topic] for record in log.scan()]
+
+
+def offsets_of(store: Store, group: str) -> dict[tuple[str, int], int]:
+    found = OffsetBook.of(store).committed(group)
+    return {tuple(where): each.offset for where, each in found.items()}  # type: ignore[misc]
+
+
+def states(store: Store) -> list[tuple[str, TransactionState]]:
+    found = []
+    for log in store[TRANSACTION_STATE]:
+        for record in log:
+            assert record.key is not None
+            name = decode_key(record.key)
+            assert name is not None
+            assert log.number == coordinator_partition(name, 50)
+            assert record.value is not None
+            found.append((name, TransactionMetadata.decode(name, record.value).state))
+    return found
+
+
+# ---- whole, or not at all -------------------------------------------------------------------
+
+
+def test_records_and_offsets_are_committed_together(store: Store) -> None:
+    with Producer(store, "copy", linger=600.0) as producer:
+        with producer.transaction() as tx:
+            sent = tx.send("a", b"1", partition=0)
+            tx.send("a", b"2", partition=1)
+            assert tx.append("b", b"3").offset == 0
+            tx.commit_offsets({("source", 0): 42}, group_id="workers")
+            assert everything(store, "b") == [b"3"]
+            assert committed(store, "b") == []
+            assert offsets_of(store, "workers") == {}
+        assert committed(store, "a") == [b"1", b"2"]
+        assert committed(store, "b") == [b"3"]
+        assert offsets_of(store, "workers") == {("source", 0): 42}
+        assert sent.result(0).offset == 0
+        assert producer.producer_epoch == 1
+    assert [state for _, state in states(store)] == [
+        TransactionState.EMPTY,
+        TransactionState.ONGOING,  # with b, then with the group's offsets, then with a
+        TransactionState.ONGOING,
+        TransactionState.ONGOING,
+        TransactionState.PREPARE_COMMIT,
+        TransactionState.COMPLETE_COMMIT,
+    ]
+
+
+def test_a_block_that_raises_leaves_nothing_to_see(store: Store) -> None:
+    with Producer(store, "copy", linger=600.0) as producer:
+        with pytest.raises(ZeroDivisionError), producer.transaction() as tx:
+            tx.append("a", b"written", partition=0)
+            held = tx.send("a", b"held", partition=1)
+            tx.commit_offsets({("source", 0): 1}, group_id="workers")
+            _ = 1 / 0
+        assert isinstance(held.exception(0), TransactionAbortedError)
+        assert committed(store, "a") == []
+        assert everything(store, "a") == [b"written"]
+        assert offsets_of(store, "workers") == {}
+        with producer.transaction() as tx:
+            tx.send("a", b"next", partition=0)
+        assert committed(store, "a") == [b"next"]
+        assert store["a"][0].last_stable_offset == store["a"][0].end_offset
+
+
+def test_a_transaction_of_nothing_writes_nothing(store: Store) -> None:
+    with Producer(store, "copy") as producer:
+        for _ in range(3):
+            with producer.transaction():
+                pass
+        with pytest.raises(KeyError), producer.transaction():
+            raise KeyError
+        assert producer.producer_epoch == 0
+    assert len(states(store)) == 1
+
+
+def test_commit_and_abort_by_hand(store: Store) -> None:
+    with Producer(store, "copy") as producer:
+        tx = producer.transaction()
+        assert repr(tx) == "<Transaction of 0 partitions, open>"
+        tx.send("b", b"1")
+        tx.commit()
+        for act in (tx.commit, tx.abort, lambda: tx.append("b", b"x"), lambda: tx.send("b", b"x"),
+                    lambda: tx.commit_offsets({}, group_id="g")):  # fmt: skip
+            with pytest.raises(TransactionStateError, match="it was committed"):
+                act()
+        with producer.transaction() as tx:
+            tx.send("b", b"2")
+            tx.abort()
+        with producer.transaction() as tx:
+            producer.send("b", b"3")  # the producer's own are in it as well
+            with pytest.raises(TransactionStateError, match="commit or abort it first"):
+                producer.transaction()
+        with pytest.raises(TransactionStateError, match=r"with producer\.transaction"):
+            producer.send("b", b"4")
+        with pytest.raises(TransactionStateError):
+            producer.append("b", b"4")
+    assert committed(store, "b") == [b"1", b"3"]
+
+
+def test_many_batches_and_many_transactions_are_numbered_right(store: Store) -> None:
+    with Producer(store, "copy", batch_bytes=500, compression="lz4", linger=0.001) as producer:
+        for n in range(6):
+            with producer.transaction() as tx:
+                for m in range(200):
+                    tx.send("a", b"%d %d" % (n, m) * 5, key=b"%d" % m)
+                if n % 3 == 2:
+                    tx.abort()
+    kept = [b"%d %d" % (n, m) * 5 for n in (0, 1, 3, 4) for m in range(200)]
+    assert sorted(v for v in committed(store, "a") if v) == sorted(kept)
+    store.check()
+
+
+def test_what_is_asked_for_is_checked(store: Store) -> None:
+    with pytest.raises(ConfigError, match="my-transactional-id"):
+        Producer(store).transaction()
+    with pytest.raises(ConfigError, match="idempotence"):
+        Producer(store, "x", idempotence=False)
+    with pytest.raises(ConfigError, match="900000"):
+        Producer(store, "x", transaction_timeout=10_000)
+    producer = Producer(store, "x")
+    with producer, pytest.raises(ConfigError, match="group_id"), producer.transaction() as tx:
+        tx.commit_offsets({("a", 0): 1})
+
+
+# ---- fencing and time-outs ------------------------------------------------------------------
+
+
+def test_a_new_producer_of_the_id_fences_the_old(store: Store) -> None:
+    old = Producer(store, "job", linger=600.0)
+    with old.transaction() as tx:
+        tx.send("b", b"1")
+    zombie = old.transaction()
+    zombie.append("b", b"lost")
+    held = zombie.send("b", b"held back")
+    new = Producer(store, "job")
+    assert new.producer_id == old.producer_id and new.producer_epoch > old.producer_epoch
+    assert committed(store, "b") == [b"1"]
+    assert store["b"][0].ongoing_transactions == []
+    with pytest.raises(FencedError):
+        zombie.commit()
+    assert held.exception(60) is not None
+    with pytest.raises(FencedError):
+        old.transaction()
+    with new.transaction() as tx:
+        tx.send("b", b"2")
+    old.close()
+    new.close()
+    assert committed(store, "b") == [b"1", b"2"]
+
+
+def test_a_transaction_that_stays_open_is_aborted(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with logstore.open(tmp_path, clock=clock, durability="os") as store:
+        store.create_topic("b")
+        transactions = Transactions.of(store)
+        with Producer(store, "slow", transaction_timeout=5) as producer:
+            tx = producer.transaction()
+            tx.append("b", b"late")
+            clock.advance(5_000)
+            transactions.run_due()
+            assert transactions.describe("slow").state == "Ongoing"
+            clock.advance(2)
+            transactions.run_due()
+            assert transactions.describe("slow").state == "CompleteAbort"
+            with pytest.raises(TransactionAbortedError, match="5000 ms"):
+                tx.commit()
+            assert committed(store, "b") == []
+            with producer.transaction() as tx:  # nobody else has the id: it may go on
+                tx.append("b", b"in time")
+            clock.advance(60_000)
+            assert transactions.run_due() == 0
+        assert committed(store, "b") == [b"in time"]
+
+
+def test_a_thread_watches_the_time(store: Store) -> None:
+    with Producer(store, "slow", transaction_timeout=0.05) as producer:
+        tx = producer.transaction()
+        tx.append("b", b"late")
+        ended = threading.Event()
+        for _ in range(600):
+            if Transactions.of(store).describe("slow").state == "CompleteAbort":
+                ended.set()
+                break
+            ended.wait(0.1)
+        assert ended.is_set()
+        with pytest.raises(TransactionAbortedError):
+            tx.commit()
+    assert committed(store, "b") == []
+
+
+# ---- operators ------------------------------------------------------------------------------
+
+
+def test_transactions_can_be_listed_described_and_aborted(store: Store) -> None:
+    assert Transactions.of(store).list() == ()
+    with Producer(store, "one") as one, Producer(store, "two") as two:
+        with one.transaction() as tx:
+            tx.send("b", b"1")
+        tx = two.transaction()
+        tx.append("a", b"2", partition=1)
+        transactions = Transactions.of(store)
+        assert [each.transactional_id for each in transactions.list()] == ["one", "two"]
+        assert [each.transactional_id for each in transactions.list(open_only=True)] == ["two"]
+        shown = transactions.describe("two")
+        assert (shown.state, shown.partitions, shown.is_open) == ("Ongoing", (("a", 1),), True)
+        assert shown.producer_id == two.producer_id and shown.start_ms > 0
+        with logstore.open(store.path, readonly=True) as reader:
+            assert Transactions.of(reader).describe("two") == shown
+            with pytest.raises(logstore.ReadOnlyError):
+                Transactions.of(reader).abort("two")
+        assert transactions.abort("two").state == "CompleteAbort"
+        with pytest.raises(TransactionStateError, match="it is CompleteAbort"):
+            transactions.abort("two")
+        with pytest.raises(LookupError):
+            transactions.describe("three")
+        with pytest.raises(TransactionAbortedError):
+            tx.append("b", b"x")
+        with pytest.raises(TransactionAbortedError):
+            tx.commit()
+    assert committed(store, "a") == []
+
+
+def test_ids_that_nobody_uses_are_forgotten(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with logstore.open(tmp_path, clock=clock, durability="os") as store:
+        with Producer(store, "old"):
+            pass
+        clock.advance(8 * 86_400_000)
+        with Producer(store, "new"):
+            pass
+        assert Transactions.of(store).expire() == ("old",)
+        assert [each.transactional_id for each in Transactions.of(store).list()] == ["new"]
+    with logstore.open(tmp_path, clock=clock) as store:
+        assert [each.transactional_id for each in Transactions.of(store).list()] == ["new"]
+
+
+# ---- ends -----------------------------------------------------------------------------------
+
+
+def test_closing_the_store_aborts_what_is_open(tmp_path: Path) -> None:
+    store = logstore.open(tmp_path, durability="os")
+    store.create_topic("b")
+    producer = Producer(store, "x", linger=600.0)
+    tx = producer.transaction()
+    tx.append("b", b"written")
+    held = tx.send("b", b"held")
+    store.close()
+    assert isinstance(held.exception(0), ClosedError)
+    with pytest.raises(TransactionStateError, match="its store was closed"):
+        tx.commit()
+    with logstore.open(tmp_path) as store:
+        assert store.recovery.clean
+        assert committed(store, "b") == []
+        assert store["b"][0].ongoing_transactions == []
+        assert Transactions.of(store).describe("x").state == "CompleteAbort"
+
+
+def test_closing_the_producer_aborts_what_is_open(store: Store) -> None:
+    producer = Producer(store, "x")
+    tx = producer.transaction()
+    tx.append("b", b"1")
+    producer.close()
+    assert committed(store, "b") == [] and store["b"][0].ongoing_transactions == []
+    assert tx.over == "aborted"
+
+
+def test_a_topic_that_is_deleted_meanwhile_keeps_nobody(store: Store) -> None:
+    with Producer(store, "x") as producer, producer.transaction() as tx:
+        tx.append("a", b"1", partition=0)
+        tx.append("b", b"2")
+        store.delete_topic("a")
+    assert committed(store, "b") == [b"2"]
+    assert Transactions.of(store).describe("x").state == "CompleteCommit"
+
+
+# ---- stopped at every step ------------------------------------------------------------------
+
+
+class Stopped(BaseException):
+    """The process is gone."""
+
+
+STEPS = ("append", "append_batch", "end_transaction", "write_produced")
+
+
+class Stop:
+    """Lets a number of appends to any log happen, and none after that.
+
+    `torn`: the last of them is in the log, but nobody hears of it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 1 << 30
+        self.torn = False
+        for name in STEPS:
+            monkeypatch.setattr(AppendableLog, name, self._counted(getattr(AppendableLog, name)))
+
+    def _counted(self, real: Any) -> Any:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            if self.left <= 0:
+                raise Stopped
+            self.left -= 1
+            result = real(*args, **kwargs)
+            if self.left == 0 and self.torn:
+                raise Stopped
+            return result
+
+        return act
+
+
+def two_transactions(store: Store) -> list[str]:
+    """What happened, as far as the process got to know."""
+    known = []
+    producer = Producer(store, "job", linger=600.0)
+    with producer.transaction() as tx:
+        for number in (0, 1):
+            tx.send("a", b"first", partition=number)
+        tx.append("b", b"first")
+        tx.commit_offsets({("source", 0): 1}, group_id="g")
+        known.append("begun")
+    known.append("committed")
+    tx = producer.transaction()
+    tx.append("b", b"second")
+    tx.send("a", b"second", partition=0)
+    tx.abort()
+    known.append("aborted")
+    return known
+
+
+def kill(store: Store) -> None:
+    """As a process that is killed: nothing more is written, the lock is free."""
+    store._companions.clear()
+    store._closed = True
+    store._drop()
+
+
+def fresh_copy(base: Path, path: Path) -> Store:
+    """A store with all its topics, quickly."""
+    if not base.exists():
+        with logstore.open(base, durability="os") as store:
+            store.create_topic("a", partitions=2)
+            store.create_topic("b")
+            OffsetBook.of(store).log_of("g")
+            Transactions.of(store)._partition_of("job")
+    shutil.copytree(base, path)
+    return logstore.open(path, durability="os")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_process_that_stops_anywhere_leaves_nothing_half_done(
+    tmp_path: Path, torn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop(monkeypatch)
+    outcomes = set()
+    for steps in range(1, 60):
+        store = fresh_copy(tmp_path / "base", path := tmp_path / str(steps))
+        stop.left, stop.torn = steps, torn
+        known: list[str] = []
+        with contextlib.suppress(Stopped):
+            known = two_transactions(store)
+        over = stop.left > 0
+        stop.left = 1 << 30
+        kill(store)
+        with logstore.open(path, durability="os") as store:
+            seen = [*committed(store, "a"), *committed(store, "b")]
+            offsets = offsets_of(store, "g")
+            assert (seen, offsets) in (
+                ([], {}),
+                ([b"first"] * 3, {("source", 0): 1}),
+            ), f"after {steps} steps"
+            outcomes.add(len(seen))
+            for topic in store:
+                for log in store[topic]:
+                    assert log.ongoing_transactions == [], f"{log.name} after {steps} steps"
+            # And life goes on.
+            with Producer(store, "job") as producer, producer.transaction() as tx:
+                tx.send("b", b"third")
+            assert committed(store, "b")[-1] == b"third"
+            store.check()
+        if over:
+            break
+    assert known == ["begun", "committed", "aborted"]
+    assert outcomes == {0, 3}
+    assert steps > 15
+
+
+def _remembering(opened: list[Store], real: Any = Store._take_over) -> Any:
+    def take_over(self: Store, *args: Any) -> None:
+        opened.append(self)
+        real(self, *args)
+
+    return take_over
+
+
+def test_a_recovery_that_stops_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop(monkeypatch)
+    for committing in (8, 9, 10):
+        for steps in range(5):
+            path = tmp_path / f"{committing}-{steps}"
+            store = fresh_copy(tmp_path / "base", path)
+            stop.left = committing
+            with pytest.raises(Stopped):
+                two_transactions(store)
+            stop.left = 1 << 30
+            kill(store)
+            opened: list[Store] = []
+            with monkeypatch.context() as patched:
+                patched.setattr(Store, "_take_over", _remembering(opened))
+                patched.setattr(Store, "close", lambda self: None)
+                stop.left = steps
+                with contextlib.suppress(Stopped):
+                    logstore.open(path, durability="os")
+                stop.left = 1 << 30
+            kill(opened[0])
+            with logstore.open(path, durability="os") as store:
+                seen = [*committed(store, "a"), *committed(store, "b")]
+                assert seen in ([], [b"first"] * 3)
+                assert (offsets_of(store, "g") == {}) == (seen == [])
+                assert all(not log.ongoing_transactions for t in store for log in store[t])
+
+
+def test_an_error_after_the_decision_does_not_change_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AppendableLog.end_transaction
+    broken = True
+
+    def marker(self: Any, *args: Any, **kwargs: Any) -> int:
+        if broken and self.topic == "b":
+            raise OSError(5, "EIO")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(AppendableLog, "end_transaction", marker)
+    with Producer(store, "x") as producer:
+        with pytest.raises(OSError, match="EIO") as caught, producer.transaction() as tx:
+            tx.send("a", b"1", partition=0)
+            tx.send("b", b"1")
+        assert not isinstance(caught.value, TransactionAbortedError)
+        assert Transactions.of(store).describe("x").state == "PrepareCommit"
+        broken = False
+        with producer.transaction() as tx:  # ends what was decided first
+            tx.send("b", b"2")
+    assert committed(store, "a") == [b"1"]
+    assert committed(store, "b") == [b"1", b"2"]
+
+
+def test_an_interrupt_while_committing_decides_by_the_log(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop(monkeypatch)
+    for torn in (False, True):
+        for steps in range(1, 8):
+            producer = Producer(store, "x", linger=600.0)
+            before = committed(store, "b")
+            stop.left, stop.torn = steps, torn
+            with pytest.raises(Stopped):
+                with producer.transaction() as tx:
+                    tx.append("b", b"%d %d" % (torn, steps))
+                    tx.send("a", b"%d %d" % (torn, steps), partition=0)
+                stop.left = 0
+                raise Stopped
+            stop.left = 1 << 30
+            with producer.transaction() as tx:
+                tx.send("b", b"next")
+            producer.close()
+            new = committed(store, "b")[len(before) :]
+            mine = b"%d %d" % (torn, steps)
+            assert new in ([b"next"], [mine, b"next"])
+            assert (mine in new) == (mine in committed(store, "a"))
+            assert all(not log.ongoing_transactions for t in store for log in store[t])

@@ -7,6 +7,7 @@ CC := gcc
 endif
 CLANG ?= clang
 FUZZ_SECONDS ?= 60
+KILLS ?= 10000
 LOGSTORE_BUILD ?= release
 export LOGSTORE_BUILD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,7 +27,7 @@ FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuz
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
-.PHONY: help demo test asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help demo test kill asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -38,6 +39,7 @@ help:
 	@echo 'make core-test  only the C core, no Python'
 	@echo 'make asan       pytest on an extension built with ASan+UBSan'
 	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang)'
+	@echo 'make kill       kill -9 of a writer under load, KILLS=10000 times, checked by a ledger'
 	@echo 'make build      the extension in place (LOGSTORE_BUILD=release|debug|asan|tsan)'
 	@echo 'make clean      what make made, except .venv; make distclean takes that too'
 
@@ -114,6 +116,10 @@ asan:
 	$(SAY) asan 'pytest $(or $(PYTEST_ARGS),tests)'
 	@LD_PRELOAD=`$(CC) -print-file-name=libasan.so` PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0 $(PY) -m pytest $(PYTEST_ARGS)
+
+kill: build
+	$(SAY) kill '$(KILLS) times, in two lanes'
+	@$(PY) -m tests.kill_campaign --kills $(KILLS) --lanes 2
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks $(ARGS)

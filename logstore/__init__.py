@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     )
     from logstore.groups import (
         Assignor,
+        AsyncConsumer,
+        ConsumedRecord,
+        Consumer,
         GroupDescription,
         GroupMember,
         GroupMemberDescription,
@@ -99,6 +102,7 @@ __all__ = [
     "AbortedTransaction",
     "AppendedBatches",
     "Assignor",
+    "AsyncConsumer",
     "BatchEncoder",
     "BatchHeader",
     "BytesColumn",
@@ -112,6 +116,8 @@ __all__ = [
     "ConcurrentTransactionsError",
     "ConfigError",
     "ConflictError",
+    "ConsumedRecord",
+    "Consumer",
     "ConsumerInterceptor",
     "CorruptLogError",
     "Damage",
@@ -233,6 +239,9 @@ _ROOMS = {
     ),
     "groups": (
         "Assignor",
+        "AsyncConsumer",
+        "ConsumedRecord",
+        "Consumer",
         "GroupDescription",
         "GroupMember",
         "GroupMemberDescription",

@@ -61,7 +61,7 @@ NAMES = {
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
     *("Assignor", "CommittedOffset", "GroupDescription", "GroupMember", "GroupMemberDescription"),
     *("GroupState", "Groups", "Lag", "OffsetReset", "RebalanceError", "TopicPartition"),
-    *("Transition",),
+    *("AsyncConsumer", "ConsumedRecord", "Consumer", "Transition"),
 }
 
 SIGNATURES = [

@@ -2,6 +2,8 @@
 
 protocol: what members tell each other.  assignors: who reads what.
 machine: one group, without any I/O.  coordinator: the groups of a store.
+membership: a consumer's side of its group.  source: one partition as a consumer reads it.
+consumer, async_consumer: what reads.  bell: what wakes it.
 lag: how far behind.  administration: groups seen from outside.
 """
 
@@ -12,6 +14,8 @@ from logstore.groups.administration import (
     OffsetReset,
 )
 from logstore.groups.assignors import ASSIGNORS, Assignor, GroupMember
+from logstore.groups.async_consumer import AsyncConsumer
+from logstore.groups.consumer import ConsumedRecord, Consumer
 from logstore.groups.coordinator import GroupCoordinator
 from logstore.groups.lag import Lag
 from logstore.groups.machine import GroupConfig, GroupMachine, GroupState, Transition
@@ -19,6 +23,9 @@ from logstore.groups.machine import GroupConfig, GroupMachine, GroupState, Trans
 __all__ = [
     "ASSIGNORS",
     "Assignor",
+    "AsyncConsumer",
+    "ConsumedRecord",
+    "Consumer",
     "GroupConfig",
     "GroupCoordinator",
     "GroupDescription",

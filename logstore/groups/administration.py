@@ -23,7 +23,13 @@ from logstore.groups.coordinator import GroupCoordinator
 from logstore.groups.lag import Lag, lag_of
 from logstore.groups.machine import GroupState, Transition
 from logstore.groups.protocol import Assignment, Subscription
-from logstore.offsets import CommittedOffset, GroupMetadata, OffsetBook, TopicPartition
+from logstore.offsets import (
+    CommittedOffset,
+    GroupMetadata,
+    OffsetBook,
+    Offsets,
+    TopicPartition,
+)
 from logstore.partition import Partition
 from logstore.store import Store
 
@@ -162,7 +168,7 @@ class Groups:
     def commit(
         self,
         group_id: str,
-        offsets: Mapping[tuple[str, int], CommittedOffset | int],
+        offsets: Offsets,
         *,
         metadata: str = "",
     ) -> None:

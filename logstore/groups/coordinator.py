@@ -18,7 +18,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
@@ -46,7 +46,7 @@ from logstore.groups.machine import (
     SyncReply,
 )
 from logstore.groups.protocol import PROTOCOL_TYPE, Subscription
-from logstore.offsets import CommittedOffset, OffsetBook, TopicPartition
+from logstore.offsets import OffsetBook, Offsets, TopicPartition
 from logstore.store import Store
 from logstore.timer import Timeout, Timers
 
@@ -316,9 +316,15 @@ class GroupCoordinator(Closeable):
         )
 
     def heartbeat(
-        self, group_id: str, *, member_id: str, generation: int, instance_id: str | None
+        self,
+        group_id: str,
+        *,
+        member_id: str,
+        generation: int,
+        instance_id: str | None,
+        renew: bool = True,
     ) -> str:
-        """Renew the member's lease; "" or what it has to know."""
+        """Renew the member's lease; "" or what it has to know.  ``renew=False`` only asks."""
         error = ""
 
         def event(machine: GroupMachine, now: int) -> list[Effect]:
@@ -326,7 +332,7 @@ class GroupCoordinator(Closeable):
             error, effects = machine.heartbeat(
                 now, member_id=member_id, generation=generation, instance_id=instance_id
             )
-            return effects
+            return effects if renew else []
 
         self._act(group_id, event)
         return error
@@ -384,7 +390,7 @@ class GroupCoordinator(Closeable):
     def commit(
         self,
         group_id: str,
-        offsets: Mapping[tuple[str, int], CommittedOffset | int],
+        offsets: Offsets,
         *,
         member_id: str = "",
         generation: int = -1,
@@ -400,7 +406,7 @@ class GroupCoordinator(Closeable):
     def commit_in_transaction(
         self,
         group_id: str,
-        offsets: Mapping[tuple[str, int], CommittedOffset | int],
+        offsets: Offsets,
         *,
         producer_id: int,
         producer_epoch: int,

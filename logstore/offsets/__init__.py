@@ -5,7 +5,7 @@ ledger: one partition of it, replayed; pure.
 book: all of it for one store: reading, committing, alone or as a part of a transaction.
 """
 
-from logstore.offsets.book import OffsetBook, as_committed
+from logstore.offsets.book import OffsetBook, Offsets, as_committed
 from logstore.offsets.ledger import Ledger
 from logstore.offsets.records import (
     CommittedOffset,
@@ -24,6 +24,7 @@ __all__ = [
     "MemberMetadata",
     "OffsetBook",
     "OffsetKey",
+    "Offsets",
     "TopicPartition",
     "as_committed",
 ]

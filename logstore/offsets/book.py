@@ -37,12 +37,14 @@ from logstore.partition import Partition
 from logstore.record import Record
 from logstore.store import Store
 
-__all__ = ["OffsetBook", "as_committed"]
+__all__ = ["OffsetBook", "Offsets", "as_committed"]
 
 METADATA_MAX = 4096  # characters of a committed offset's metadata
 INT64_MAX = (1 << 63) - 1
 
-Offsets: TypeAlias = "Mapping[tuple[str, int], CommittedOffset | int]"
+Offsets: TypeAlias = (
+    Mapping[tuple[str, int], CommittedOffset | int] | Mapping[TopicPartition, CommittedOffset | int]
+)
 Guard: TypeAlias = contextlib.AbstractContextManager[object]
 
 

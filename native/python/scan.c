@@ -55,6 +55,7 @@ typedef struct {
     bool reading_ahead;                /* a thread of `ahead` runs, and has a pin of its own */
     bool alone;                        /* reading ahead has not paid: no more of it */
     int64_t began;                     /* where it began to read, or to read alone */
+    bool ended;                        /* by whoever reads it: no more records, see scan_end() */
     bool stale;                        /* the log was cut or replaced under this scan: it ends */
 } SegmentScanObject;
 
@@ -695,6 +696,9 @@ static PyObject *scan_next(SegmentScanObject *self)
         return NULL;
     }
     for (;;) {
+        if (self->ended) {
+            return NULL;
+        }
         if (!self->has_batch) {
             const uint8_t *data;
             if (!enter(self)) {
@@ -972,7 +976,17 @@ static int scan_set_moved(SegmentScanObject *self, PyObject *moved, void *Py_UNU
     return 0;
 }
 
+/* end(): iterating ends before the next record, and next_offset stays where it is.  May be called by
+   another thread: the flag is read and written with the GIL held. */
+static PyObject *scan_end(SegmentScanObject *self, PyObject *unused)
+{
+    (void)unused;
+    self->ended = true;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef scan_methods[] = {
+    {"end", (PyCFunction)scan_end, METH_NOARGS, PyDoc_STR("end(): no more records")},
     {"fill", (PyCFunction)scan_fill, METH_O, PyDoc_STR("fill(columns) -> bool: whether full")},
     {"next_raw", (PyCFunction)scan_next_raw, METH_NOARGS,
      PyDoc_STR("next_raw() -> bytes or None: the next whole batch")},

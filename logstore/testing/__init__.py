@@ -8,6 +8,7 @@
 ``io``           ``record_io`` and ``inject_io``: the calls to the disk, written down or spoiled
 ``history``      what clients were told: a recorder, and a checker with the anomalies of Jepsen's
                  Kafka tests; ``operations`` is the format
+``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder; needs pytest
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
 """
 

@@ -1,0 +1,3 @@
+"""The fixtures of logstore.testing, for the tests in this directory."""
+
+pytest_plugins = ["logstore.testing.fixtures"]

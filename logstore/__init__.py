@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from logstore.serialization import Serde, SerializationError
     from logstore.store import Store, StoreRecovery
     from logstore.topic import PartitionDescription, Position, Topic, TopicDescription
+    from logstore.transactions.async_producer import AsyncProducer, AsyncTransaction
     from logstore.transactions.delivery import Delivery
     from logstore.transactions.producer import Producer
     from logstore.transactions.service import TransactionDescription, Transactions
@@ -103,6 +104,8 @@ __all__ = [
     "AppendedBatches",
     "Assignor",
     "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncTransaction",
     "BatchEncoder",
     "BatchHeader",
     "BytesColumn",
@@ -270,6 +273,7 @@ _ROOMS = {
     "serialization": ("Serde", "SerializationError"),
     "store": ("Store", "StoreRecovery"),
     "topic": ("PartitionDescription", "Position", "Topic", "TopicDescription"),
+    "transactions.async_producer": ("AsyncProducer", "AsyncTransaction"),
     "transactions.delivery": ("Delivery",),
     "transactions.producer": ("Producer",),
     "transactions.service": ("TransactionDescription", "Transactions"),

@@ -56,6 +56,7 @@ NAMES = {
     *("BatchEncoder", "LocatedBatch", "with_producer"),
     *("ConsumerInterceptor", "Delivery", "Outgoing", "Producer", "ProducerInterceptor"),
     *("RandomPartitioner", "RoundRobinPartitioner", "Serde", "SerializationError"),
+    *("AsyncProducer", "AsyncTransaction"),
     *("Transaction", "TransactionDescription", "Transactions"),
     *("ConcurrentTransactionsError", "TransactionStateError"),
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
@@ -82,7 +83,8 @@ SIGNATURES = [
     ),
     (
         Producer.append,
-        "(self, topic, value, *, key=None, headers=(), timestamp=None, partition=None)",
+        "(self, topic, value, *, key=None, headers=(), timestamp=None, partition=None, "
+        "dedupe_id=None)",
     ),
     (
         Producer.send,

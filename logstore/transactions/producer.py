@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from logstore import _native
 from logstore.batch import increment_sequence
@@ -48,9 +48,11 @@ from logstore.partitioner import (
     RandomPartitioner,
     RoundRobinPartitioner,
 )
+from logstore.record import Record
 from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store import Store
 from logstore.topic import Position, Topic, partition_number
+from logstore.transactions.dedupe import HEADER, DedupeWindows
 from logstore.transactions.delivery import Delivery
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
@@ -66,12 +68,16 @@ LINGER = 0.01
 MAX_BLOCK = 60.0
 DELIVERY_TIMEOUT = 120.0
 TRANSACTION_TIMEOUT = 60.0
+DEDUPE_WINDOW = 120.0
+DEDUPE_RECORDS = 100_000
 RETRY = 0.05  # seconds between attempts to write to a full disk
 PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
     "default": KeyPartitioner,
     "round_robin": RoundRobinPartitioner,
     "random": RandomPartitioner,
 }
+
+_Headers: TypeAlias = "Iterable[tuple[str, bytes | None]]"
 
 _busy: set[Producer] = set()  # with records on their way: see the end of this file
 
@@ -99,6 +105,11 @@ class Producer(_native.Sender, Closeable):
     - `durability`: "fsync" or "os"; the store's by default.
     - `idempotence`: number the batches, so that none is appended twice.
 
+    A record that is sent with a `dedupe_id` (str or bytes) is sent once: for `dedupe_window`
+    seconds, and as long as it is among the `dedupe_records` newest of its partition, the same id
+    for the same topic is answered with the first record's place.  The id is kept in a header of the
+    record, and so survives what the record survives.
+
     With a `transactional_id` it writes in transactions only: see `transaction`.  It is the only
     producer of that id: one that had it before is fenced, and what it left open is aborted.
     `transaction_timeout`: seconds after which a transaction that is still open is aborted.
@@ -123,10 +134,14 @@ class Producer(_native.Sender, Closeable):
         max_block: float = MAX_BLOCK,
         delivery_timeout: float = DELIVERY_TIMEOUT,
         transaction_timeout: float = TRANSACTION_TIMEOUT,
+        dedupe_window: float = DEDUPE_WINDOW,
+        dedupe_records: int = DEDUPE_RECORDS,
     ) -> None:
         self._closed = True  # until all is in place
         _positive(batch_bytes=batch_bytes, linger=linger, buffer_bytes=buffer_bytes)
         _positive(max_block=max_block, delivery_timeout=delivery_timeout)
+        _positive(dedupe_window=dedupe_window, dedupe_records=dedupe_records)
+        self._dedupe = (round(dedupe_window * 1000), dedupe_records)
         self._store = store
         self._transactional_id = transactional_id
         self._lane_settings = {
@@ -216,6 +231,7 @@ class Producer(_native.Sender, Closeable):
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp: Any = None,
         partition: int | None = None,
+        dedupe_id: str | bytes | None = None,
     ) -> Position:
         """Append one record and return where it is, once it is as durable as asked for.
 
@@ -223,8 +239,9 @@ class Producer(_native.Sender, Closeable):
         `Partition.append` raises.
         """
         delivery = self._send(topic, value, key=key, headers=headers, timestamp=timestamp,
-                              partition=partition)  # fmt: skip
-        self._deliver(cast(Lane, delivery._pack.carrier))
+                              partition=partition, dedupe_id=dedupe_id)  # fmt: skip
+        if not delivery.done():
+            self._deliver(cast(Lane, delivery._pack.carrier))
         return delivery.result()
 
     def _deliver(self, lane: Lane) -> None:
@@ -243,6 +260,7 @@ class Producer(_native.Sender, Closeable):
         timestamp: Any = None,
         partition: int | None = None,
         callback: Callable[[Delivery], object] | None = None,
+        dedupe_id: str | bytes | None = None,
     ) -> Delivery:
         """All that `send` does not do itself."""
         self._check_usable()
@@ -261,16 +279,42 @@ class Producer(_native.Sender, Closeable):
         if self._value_serializer is not None and value is not None:
             value = _serialized(self._value_serializer, value, "value", topic)
         route = self._route(topic)
-        lane = self._lane(route, self._choose(route, key, value, partition))
-        self._look_after()
-        if self._held >= self._held_max:
-            self._look_at_buffer()
-        delivery = cast(Delivery, self._put(lane, value, key, headers, timestamp))
+        if dedupe_id is None:
+            delivery = self._put_on(route, value, key, headers, timestamp, partition)
+        else:
+            delivery = self._put_once(dedupe_id, route, value, key, headers, timestamp, partition)
         if chain.acknowledgers:
             delivery.add_done_callback(self._acknowledge)
         if callback is not None:
             delivery.add_done_callback(callback)
         return delivery
+
+    def _put_on(self, route: _Route, value: Any, key: Any, headers: _Headers, timestamp: Any,
+                partition: int | None) -> Delivery:  # fmt: skip
+        lane = self._lane(route, self._choose(route, key, value, partition))
+        self._look_after()
+        if self._held >= self._held_max:
+            self._look_at_buffer()
+        return cast(Delivery, self._put(lane, value, key, headers, timestamp))
+
+    def _put_once(self, dedupe_id: str | bytes, route: _Route, value: Any, key: Any,
+                  headers: _Headers, timestamp: Any, partition: int | None,
+                  ) -> Delivery:  # fmt: skip
+        name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
+        if not isinstance(name, bytes) or not name:
+            raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
+        windows = DedupeWindows.of(self._store)
+        window = windows.window(route.topic, *self._dedupe)
+        with window.lock:
+            now = windows.now_ms()
+            known = window.find(name, now, self._transaction)
+            if known is not None:
+                return known
+            stamp = Record(b"", timestamp=now if timestamp is None else timestamp).timestamp
+            marked = [*headers, (HEADER, name)]
+            delivery = self._put_on(route, value, key, marked, stamp, partition)
+            window.note(name, delivery, stamp, self._transaction)
+            return delivery
 
     def _acknowledge(self, delivery: Delivery) -> None:
         error = delivery.exception(0)
@@ -434,6 +478,7 @@ class Producer(_native.Sender, Closeable):
         if self.fsync:
             for lane in self._lanes():
                 lane.sync()
+        self._went_round()
         if any(lane.unsettled for lane in self._lanes()):
             return True
         with self._making:
@@ -444,6 +489,9 @@ class Producer(_native.Sender, Closeable):
                 return True
             _busy.discard(self)
             return False
+
+    def _went_round(self) -> None:
+        """Something was written, perhaps; for who waits for room."""
 
     def _go_round(self) -> bool:
         """The same, whatever happens: the thread goes on as long as the store is open."""
@@ -556,6 +604,7 @@ class Producer(_native.Sender, Closeable):
         self._transaction = None
         transaction.end("aborted")
         self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
+        self._failures.clear()  # of records that are aborted now
         if transaction.enlisted and self._fenced is None:
             name = cast(str, self._transactional_id)
             with self._noticing_fences():

@@ -74,11 +74,12 @@ class Transaction:
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp: Any = None,
         partition: int | None = None,
+        dedupe_id: str | bytes | None = None,
     ) -> Position:
         """Append one record and return where it is.  It is durable when the transaction is."""
         self.check_open()
         return self._producer.append(topic, value, key=key, headers=headers, timestamp=timestamp,
-                                     partition=partition)  # fmt: skip
+                                     partition=partition, dedupe_id=dedupe_id)  # fmt: skip
 
     def commit_offsets(
         self,

@@ -87,6 +87,7 @@ VERBS = {
     "purge": ("upkeep", "Delete records before an offset or a time, or those of one key."),
     "export": ("transfer", "Records into a file: JSON lines, CSV, Parquet, Arrow."),
     "import": ("transfer", "Records from such a file."),
+    "ui": ("ui", "The same in a browser: topics, segments, messages.  Read-only."),
     "bench": ("bench", "How fast a log is here."),
     "doctor": ("doctor", "Whether this machine and directory are good for a log."),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +18,18 @@ from benchmarks.values import VALUE_BYTES, random_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
 
 PARTITIONS = 2
 SEGMENT_BYTES = 32 * MIB
 FIRST_TIME = 1_700_000_000_000
-PARQUET, SUBSET, RANGE, STREAM = "Parquet", "subset", "1 % of the time", "stream"
-ALL = f"{OURS} all columns"
+PARQUET, HANDOVER = "Parquet", "Python source without work"
+ALL, SUBSET, RANGE, STREAM, SINK = (
+    f"{OURS} {what}" for what in ("all columns", "subset", "1 % of the time", "stream", "sink")
+)
+HANDOVER_ROWS = 32_768  # of a batch, as ours
+SINK_SHARE = 8  # the sink writes a part of the records only
 
 
 @bar("P11", "Spark", needs_engine=True)
@@ -59,8 +66,9 @@ def spark(bench: Bench) -> Iterator[Figure]:
         (SUBSET, "count, sum(offset), schema of key and offset"),
         (RANGE, "the first, 1 % of the time by push-down"),
         (STREAM, "the stream source, to nowhere"),
+        (SINK, "the sink, exactly once, synced"),
     ):
-        yield Figure(name=what, value=rates[f"{OURS} {name}"] / 1e6, unit="M rows/s")
+        yield Figure(name=what, value=rates[name] / 1e6, unit="M rows/s")
 
 
 def why_not() -> str | None:
@@ -78,6 +86,7 @@ def compared(name: str, rates: dict[str, float], ours: str, bound: float) -> Fig
         rates,
         against=PARQUET,
         limit=at_least(bound),
+        beside=(HANDOVER,),
         unit="M rows/s",
         scale=1e6,
         ours=ours,
@@ -139,18 +148,76 @@ def measured(bench: Bench, session: SparkSession, home: Path, records: int) -> d
         query.awaitTermination()
         return records / (perf_counter() - started)
 
+    def sink() -> float:
+        target, rows = home / "sink", records // SINK_SHARE
+        shutil.rmtree(target, ignore_errors=True)
+        value = f"cast(repeat('v', {VALUE_BYTES}) as binary) as value"
+        frame = session.range(0, rows, 1, PARTITIONS).selectExpr("cast(id as string) as key", value)
+        started = perf_counter()
+        (
+            frame.write.format("logstore")
+            .mode("append")
+            .option("topic", "sink")
+            .option("partitions", PARTITIONS)
+            .save(str(target))
+        )
+        return rows / (perf_counter() - started)
+
+    session.dataSource.register(source_without_work())
     return bench.race(
         {
             OURS: lambda: lengths(log_of(session).schema("value binary").load(path), records),
             PARQUET: lambda: lengths(session.read.parquet(str(home / "parquet")), records),
+            HANDOVER: lambda: lengths(
+                session.read.format("without_work").option("rows", records).load(), records
+            ),
             ALL: lambda: lengths(log_of(session).load(path), records),
-            f"{OURS} {SUBSET}": subset,
-            f"{OURS} {RANGE}": lambda: lengths(
+            SUBSET: subset,
+            RANGE: lambda: lengths(
                 log_of(session).load(path).where(wanted), (end - start) * PARTITIONS
             ),
-            f"{OURS} {STREAM}": stream,
+            STREAM: stream,
+            SINK: sink,
         }
     )
+
+
+def source_without_work() -> type[DataSource]:
+    """A source that hands the same Arrow batch over and over: what Spark leaves to any of them.
+
+    Made in a function, so that it travels to Spark's processes by value.
+    """
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    class Reader(DataSourceReader):
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(self.rows // PARTITIONS)] * PARTITIONS
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            import pyarrow as pa
+
+            value = pa.scalar(bytes(VALUE_BYTES), pa.binary())
+            batch = pa.record_batch({"value": pa.repeat(value, HANDOVER_ROWS)})
+            left: int = partition.value
+            while left > 0:
+                yield batch if left >= HANDOVER_ROWS else batch.slice(0, left)
+                left -= HANDOVER_ROWS
+
+    class WithoutWork(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "without_work"
+
+        def schema(self) -> str:
+            return "value binary"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Reader(int(self.options["rows"]))
+
+    return WithoutWork
 
 
 def log_of(session: SparkSession) -> Any:

@@ -24,6 +24,9 @@ __all__ = ["Bound", "OptionError", "SourceOptions", "text_to_bytes", "text_to_ms
 log = logging.getLogger("pyspark_logstore")
 
 EARLIEST, LATEST = -2, -1  # as Kafka writes them in JSON
+# Half a second's work of one core: starting a task and changing over to it takes a tenth of one.
+PARTITION_BYTES_MAX = 256 << 20
+BATCH_ROWS = 32_768  # fewer where 8 MiB are reached before
 
 SOURCE_OPTIONS = (
     *("path", "subscribe", "subscribePattern", "assign"),
@@ -94,8 +97,8 @@ class SourceOptions:
     committed: bool = False
     min_partitions: int | None = None
     partition_records_max: int | None = None
-    partition_bytes_max: int = 128 << 20
-    batch_rows: int = 16_384
+    partition_bytes_max: int = PARTITION_BYTES_MAX
+    batch_rows: int = BATCH_ROWS
     headers: bool = False
     metadata: bool = False
     columns: tuple[str, ...] = ()
@@ -146,8 +149,8 @@ class SourceOptions:
             committed=_isolation(options),
             min_partitions=_count(options, "minPartitions"),
             partition_records_max=_count(options, "maxRecordsPerPartition"),
-            partition_bytes_max=_bytes(options, "maxBytesPerPartition") or 128 << 20,
-            batch_rows=_count(options, "rowsPerBatch") or 16_384,
+            partition_bytes_max=_bytes(options, "maxBytesPerPartition") or PARTITION_BYTES_MAX,
+            batch_rows=_count(options, "rowsPerBatch") or BATCH_ROWS,
             headers=_flag(options, "includeHeaders", False),
             metadata=_flag(options, "metadata", False),
             columns=columns,

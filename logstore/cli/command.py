@@ -80,8 +80,11 @@ VERBS = {
     "write": ("write", "Append records from lines or JSON lines."),
     "read": ("read", "Print records: a stretch, the last ones, or as they come."),
     "offsets": ("offsets", "First, last, durable and stable offsets; offsets by time."),
+    "group": ("group", "Consumer groups: lag, reset, delete, copy."),
+    "txn": ("txn", "Transactions: list, show, abort."),
     "du": ("du", "Where the bytes are, and which of them could go."),
     "dump": ("dump", "What is in the files of a log directory, ours or a broker's."),
+    "verify": ("checks", "Look at every file for damage."),
     "retain": ("upkeep", "Delete what retention lets go, and say why."),
     "compact": ("upkeep", "Keep the newest record of every key."),
     "purge": ("upkeep", "Delete records before an offset or a time, or those of one key."),
@@ -153,7 +156,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help())
         return exits.USAGE
-    except click.ClickException as error:
+    except (click.ClickException, exits.CommandError) as error:
         return _failed(error, session)
     except (logstore.LogStoreError, OSError, IndexError, ValueError, ImportError) as error:
         return _failed(error, session)

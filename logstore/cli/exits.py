@@ -11,7 +11,7 @@ import click
 
 from logstore.cli.text import printable
 
-__all__ = ["exit_code", "message_of", "tell"]
+__all__ = ["CommandError", "exit_code", "message_of", "tell"]
 
 OK: Final = 0
 USAGE: Final = 1  # the command line, or what was fed in, cannot be meant
@@ -24,10 +24,20 @@ INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
 
+class CommandError(Exception):
+    """What a verb has to say for itself, and the code that it ends with."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
 def exit_code(error: BaseException) -> int:
     """The code that an error ends the command with."""
     from logstore import errors
 
+    if isinstance(error, CommandError):
+        return error.code
     by_kind: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
         ((KeyboardInterrupt, click.Abort), INTERRUPTED),
         ((errors.LockedError, errors.TopicExistsError, errors.ConflictError), BUSY),

@@ -36,7 +36,13 @@ class Column(NamedTuple):
 
 def plain(name: str, heading: str | None = None) -> Column:
     """A column of words."""
-    return Column(name, heading or name.replace("_", " "), lambda v: "" if v is None else str(v))
+    return Column(name, heading or name.replace("_", " "), _words)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
 
 
 def number(name: str, heading: str | None = None) -> Column:

@@ -479,11 +479,12 @@ class GroupMachine:
         self._move(GroupState.PREPARING_REBALANCE, now_ms, reason)
         delay = min(self.config.initial_rebalance_delay_ms, self._rebalance_timeout_ms())
         self._join_deadline_ms = now_ms + self._rebalance_timeout_ms()
-        if delay <= 0:
-            self._try_complete_join(now_ms)
-        else:
+        if delay > 0:
             self._effects.append(Arm(JOIN, delay))
             self._initial_waits = True
+        else:
+            self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+            self._try_complete_join(now_ms)
 
     def _extend_initial(self, now_ms: int) -> None:
         """While new members keep coming, the first rebalance of a group waits for more."""

@@ -986,6 +986,14 @@ class Consumer(Closeable):
             # What was being processed when the block failed comes again.
             self._close(everything=False)
 
+    def __del__(self) -> None:
+        """Dropped without close(): its session runs out, and nobody has to wake it any more."""
+        if not self.__dict__.get("_closed", True):
+            for source in self._sources.values():
+                source.log.unlisten(self._bell.ring)
+            if self._offsets_log is not None:
+                self._offsets_log.unlisten(self._bell.ring)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the consumer is closed")

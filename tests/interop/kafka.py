@@ -139,6 +139,7 @@ def dump_log(
     verify_index: bool = False,
     print_data: bool = True,
     allow_gaps: bool = False,
+    decode_offsets: bool = False,
 ) -> str:
     """What kafka-dump-log prints about files (or about all files of directories).
 
@@ -151,6 +152,7 @@ def dump_log(
         "--index-sanity-check": index_sanity,
         "--verify-index-only": verify_index,
         "--print-data-log": print_data,
+        "--offsets-decoder": decode_offsets,
     }
     arguments = [option for option, wanted in options.items() if wanted]
     files = ",".join(str(file) for file in partition_files(paths))

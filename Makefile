@@ -8,6 +8,7 @@ endif
 CLANG ?= clang
 FUZZ_SECONDS ?= 60
 KILLS ?= 10000
+IMAGES ?= 5000
 LOGSTORE_BUILD ?= release
 export LOGSTORE_BUILD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,7 +28,7 @@ FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuz
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
-.PHONY: help demo test kill asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help demo test kill powercut asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -40,6 +41,7 @@ help:
 	@echo 'make asan       pytest on an extension built with ASan+UBSan'
 	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang)'
 	@echo 'make kill       kill -9 of a writer under load, KILLS=10000 times, checked by a ledger'
+	@echo 'make powercut   power cuts on a real ext4 by block replay, IMAGES=5000 (root)'
 	@echo 'make build      the extension in place (LOGSTORE_BUILD=release|debug|asan|tsan)'
 	@echo 'make clean      what make made, except .venv; make distclean takes that too'
 
@@ -120,6 +122,10 @@ asan:
 kill: build
 	$(SAY) kill '$(KILLS) times, in two lanes'
 	@$(PY) -m tests.kill_campaign --kills $(KILLS) --lanes 2
+
+powercut: build
+	$(SAY) cut 'the power of an ext4, $(IMAGES) times (root)'
+	@unshare -m $(PY) -m tests.power_cut --images $(IMAGES)
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks $(ARGS)

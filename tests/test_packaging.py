@@ -67,7 +67,8 @@ def test_the_sdist_holds_all_that_a_build_and_a_test_run_need(sdist: Path) -> No
         shipped = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     needed = {"setup.py", "pyproject.toml", "LICENSE", "Makefile", "logstore/py.typed"}
     for pattern in ("native/**/*.[ch]", "logstore/**/*.py", "logstore/**/*.pyi", "tests/*.py",
-                    "tests/spark/*.py", "spark_connector/**/*.py"):  # fmt: skip
+                    "logstore/**/*.html", "tests/cli/*.py", "tests/spark/*.py",
+                    "spark_connector/**/*.py"):  # fmt: skip
         needed |= {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
     assert needed - shipped == set()
     made = {name for name in shipped if name.endswith((".so", ".pyc", ".o"))}
@@ -84,6 +85,7 @@ def test_a_wheel_built_from_the_sdist_runs_in_an_empty_environment(
         names = archive.namelist()
     assert "logstore/py.typed" in names
     assert "logstore/_native.pyi" in names
+    assert "logstore/cli/ui.html" in names
     assert any(name.startswith("logstore/_native.") and name.endswith(".so") for name in names)
     top_levels = {name.split("/")[0].split("-")[0] for name in names}
     assert top_levels == {"logstore", "pyspark_logstore"}, "stray top level"
@@ -97,6 +99,14 @@ def test_a_wheel_built_from_the_sdist_runs_in_an_empty_environment(
     # Spark looks for packages by their names, without importing them.
     listing = "import pkgutil; print([m.name for m in pkgutil.iter_modules() if 'spark' in m.name])"
     assert run(python, "-c", listing, cwd=tmp_path).strip() == "['pyspark_logstore']"
+    script = [str(empty / "bin" / "logstore"), "--version"]
+    bare = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (bare.returncode, bare.stderr) == (
+        1,
+        'the logstore command needs click: pip install "logstore[cli]"\n',
+    )
+    run(python, *("-m", "pip", "install", "--quiet", f"{wheel}[cli]"), cwd=tmp_path)
+    assert run(*script, cwd=tmp_path).startswith("logstore, version ")
     output = run(python, *("-c", QUICK_START, tmp_path / "orders-0"), cwd=tmp_path)
     assert output.strip().endswith("[(0, b'alice', b'12 EUR')] 1")
 

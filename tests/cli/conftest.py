@@ -6,9 +6,12 @@ import contextlib
 import io
 import json
 import os
+import pty
 import re
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +22,7 @@ import logstore
 from logstore.cli import main
 
 GOLDEN = Path(__file__).parent / "golden"
+LONG = 240  # seconds: nothing here takes as long, but a busy machine may
 NOON = 1_770_000_000_000  # 2026-02-02T02:40:00Z
 
 
@@ -105,3 +109,31 @@ def golden(name: str, text: str) -> None:
     if os.environ.get("LOGSTORE_GOLDEN") == "write":
         path.write_text(text, "utf-8")
     assert text == path.read_text("utf-8"), f"differs from {path}"
+
+
+def on_a_terminal(line: list[str]) -> tuple[int, str]:
+    """Run a command whose stdout is a terminal; its exit code and what it printed."""
+    master, slave = pty.openpty()
+    try:
+        environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+        process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=environment
+        )
+        os.close(slave)
+        slave = -1
+        read = b""
+        deadline = time.monotonic() + LONG
+        while time.monotonic() < deadline:
+            if select.select([master], [], [], 1)[0]:
+                try:
+                    piece = os.read(master, 65536)
+                except OSError:
+                    break  # the other side is closed
+                if not piece:
+                    break
+                read += piece
+        return process.wait(LONG), read.decode().replace("\r\n", "\n")
+    finally:
+        os.close(master)
+        if slave >= 0:
+            os.close(slave)

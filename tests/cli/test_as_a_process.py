@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -14,9 +12,7 @@ from pathlib import Path
 import pytest
 
 import logstore
-from tests.cli.conftest import Command
-
-LONG = 240  # seconds: nothing here takes as long, but a busy machine may
+from tests.cli.conftest import LONG, Command, on_a_terminal
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
@@ -188,34 +184,6 @@ def test_completion_of_commands() -> None:
 
 
 # ---- a terminal ----
-
-
-def on_a_terminal(line: list[str]) -> tuple[int, str]:
-    """Run a command whose stdout is a terminal; its exit code and what it printed."""
-    master, slave = pty.openpty()
-    try:
-        environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
-        process = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=environment
-        )
-        os.close(slave)
-        slave = -1
-        read = b""
-        deadline = time.monotonic() + LONG
-        while time.monotonic() < deadline:
-            if select.select([master], [], [], 1)[0]:
-                try:
-                    piece = os.read(master, 65536)
-                except OSError:
-                    break  # the other side is closed
-                if not piece:
-                    break
-                read += piece
-        return process.wait(LONG), read.decode().replace("\r\n", "\n")
-    finally:
-        os.close(master)
-        if slave >= 0:
-            os.close(slave)
 
 
 def test_on_a_terminal_people_see_tables(command: Command) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import click
 
 from logstore.cli import exits
-from logstore.cli.messages import field_of
+from logstore.cli.internal import meaning_of
+from logstore.cli.messages import bytes_of, field_of
 from logstore.cli.session import Session, pass_session, verb
 
 __all__ = ["dump_verb"]
@@ -108,6 +109,9 @@ def _dumped(path: Path, *, records: bool) -> Rows:
         if name.endswith(".log"):
             yield from _log(path, records=records)
             return
+        if name == "logstore.reserve":
+            yield {"kind": "reserve", "size_bytes": path.stat().st_size}  # blocks, no contents
+            return
         for pattern, dump in _KINDS:
             if pattern.fullmatch(name):
                 yield from dump(_content(path), name)
@@ -133,6 +137,7 @@ def _log(path: Path, *, records: bool) -> Rows:
     from logstore.batch import HEADER_BYTES, BatchHeader
     from logstore.errors import LogStoreError
 
+    topic = path.absolute().parent.name.rpartition("-")[0]
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         size, position = os.fstat(fd).st_size, 0
@@ -150,7 +155,11 @@ def _log(path: Path, *, records: bool) -> Rows:
                 )
                 return
             raw = _exactly(fd, header.size_bytes, position)
-            yield from _batch(header, raw, position, records=records)
+            for row in _batch(header, raw, position, records=records):
+                if row["kind"] == "record" and topic.startswith("__") and not row["control"]:
+                    key, value = bytes_of(row["key"], "key"), bytes_of(row["value"], "value")
+                    row["meaning"] = meaning_of(topic, key, value)
+                yield row
             position += header.size_bytes
     finally:
         os.close(fd)
@@ -441,6 +450,15 @@ def _durable(content: bytes, name: str) -> Rows:
         yield _damage("the checksum is wrong")
 
 
+def _side(content: bytes, name: str) -> Rows:
+    """One of ours that has no kind of its own here: with a checksum, as JSON, or as it is."""
+    try:
+        rows = list(_checked("side_file")(content, name))
+    except ValueError:
+        rows = [{"kind": "side_file", "content": field_of(content[:4096])}]
+    yield from rows
+
+
 def _text(kind: str) -> Callable[[bytes, str], Rows]:
     def dump(content: bytes, name: str) -> Rows:
         yield {"kind": kind, "content": field_of(content.rstrip(b"\n"))}
@@ -465,7 +483,10 @@ _KINDS: tuple[tuple[re.Pattern[str], Callable[[bytes, str], Rows]], ...] = tuple
         (r"logstore\.durable", _durable),
         (r"logstore\.clean", _text("clean_twin")),
         (r"\.lock", _text("lock")),
-        (r"logstore\.state|logstore\.cleaner|.*\.summary|.*\.sum|.*\.plan",
+        (r"logstore\.repair-\d+\.json", _json_file("receipt")),
+        (r"logstore\.producers", _json_file("producer_ids")),
+        (r"logstore\.(state|cleaner)|checkpoints\.ls|.*\.summary|.*\.sum|.*\.plan",
          _checked("side_file")),
+        (r"logstore\..*", _side),
     )
 )  # fmt: skip

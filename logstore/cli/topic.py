@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from logstore.cli import exits
 from logstore.cli.command import Verbs
 from logstore.cli.output import moment, number, plain, size
 from logstore.cli.progress import Progress
 from logstore.cli.session import Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import size_text, span_text
+from logstore.errors import LogStoreError
 from logstore.times import time_text
 
 if TYPE_CHECKING:
@@ -73,18 +75,26 @@ def totals(topic: Topic) -> dict[str, Any]:
 @verb("ls")
 @click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
 @pass_session
-def ls_verb(session: Session, quiet: bool) -> None:
+def ls_verb(session: Session, quiet: bool) -> int:
     """The topics of a store.
 
-    Records are counted by offsets: where compaction has been, there are fewer.
+    Records are counted by offsets: where compaction has been, there are fewer.  A topic that cannot
+    be read says why, and the exit code is that of its error.
     """
+    code = exits.OK
     with session.reading() as store:
         if quiet:
             for name in store:
                 session.output.line(name)
-            return
-        rows = (totals(store[name]) for name in store)
-        columns = (
+            return code
+        rows: list[dict[str, Any]] = []
+        for name in store:
+            try:
+                rows.append(totals(store[name]))
+            except (LogStoreError, OSError) as error:
+                rows.append({"topic": name, "error": exits.message_of(error)})
+                code = max(code, exits.exit_code(error))
+        columns = [
             plain("topic"),
             number("partitions"),
             number("records"),
@@ -92,8 +102,13 @@ def ls_verb(session: Session, quiet: bool) -> None:
             moment("oldest"),
             moment("newest"),
             plain("cleanup_policy", "cleanup"),
-        )
+        ]
+        if code:
+            names = list(dict.fromkeys([name for row in rows for name in row if name != "error"]))
+            rows = [{name: row.get(name) for name in (*names, "error")} for row in rows]
+            columns.append(plain("error"))
         session.output.rows(rows, columns, empty=f"{store.path} has no topics yet")
+    return code
 
 
 @verb("show")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import logstore
+from logstore.groups import Groups
 from tests.cli.conftest import NOON, Command
 
 HERE = Path(__file__).parent.parent
@@ -140,7 +141,15 @@ def test_every_file_of_ours_is_understood(command: Command) -> None:
         more = store.create_topic("b", config={"index.interval.bytes": 100})
         for _ in range(20):
             more.append(b"x" * 50)
-    rows = dump(command, command.store)
+        with logstore.Producer(store, "billing") as producer, producer.transaction():
+            producer.append("b", b"paid")
+        Groups(store).commit("workers", {("b", 0): 7})
+    rows = dump(command, "-r", command.store)
+    meanings = [row["meaning"] for row in rows if row.get("meaning")]
+    assert {"group": "workers", "topic": "b", "partition": 0} in [
+        meaning.get("offset_of") for meaning in meanings
+    ]
+    assert "billing" in [meaning.get("transactional_id") for meaning in meanings]
     unknown = {row["file"] for row in rows if row["kind"] in ("unknown", "damage")}
     assert unknown == set()
     kinds = {row["kind"] for row in rows}

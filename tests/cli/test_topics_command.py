@@ -113,6 +113,20 @@ def test_a_clone_of_an_empty_topic_is_empty(command: Command) -> None:
     assert command("offsets", "b").rows[0]["end_offset"] == 0
 
 
+def test_a_topic_that_cannot_be_read_does_not_hide_the_others(command: Command) -> None:
+    command.fill("bad")
+    command.fill("good")
+    path = command.store / "bad-0" / "00000000000000000000.log"
+    content = bytearray(path.read_bytes())
+    content[70] ^= 0xFF
+    path.write_bytes(content)
+    bad, good = command("topic", "ls", code=4).rows
+    assert str(path) in bad["error"]
+    assert good["records"] == 3
+    assert list(bad) == list(good)
+    assert "ERROR" in command("topic", "ls", "-o", "table", code=4).text
+
+
 def test_offsets_by_time(command: Command) -> None:
     command.fill(count=4)
     (row,) = command("offsets", "orders", "--at", NOON + 2).rows

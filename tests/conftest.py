@@ -9,7 +9,12 @@ Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=explore looks f
 from __future__ import annotations
 
 import gc
+import json
 import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +92,42 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
 @pytest.fixture
 def store(make_store: Callable[..., Store]) -> Store:
     return make_store()
+
+
+RunShares = Callable[..., dict[str, int]]
+
+
+@pytest.fixture
+def run_shares() -> Iterator[RunShares]:
+    """run_shares(file, *arguments, shares=2): a campaign by several processes; their counts added.
+
+    `file` is run as a program with (share, shares, folder, *arguments), and ends with a line of
+    JSON: what it counted.  The folder is in memory where that is possible.
+    """
+    shm = Path("/dev/shm")
+    running: list[subprocess.Popen[str]] = []
+
+    def run(file: str, *arguments: str, shares: int = 2) -> dict[str, int]:
+        with tempfile.TemporaryDirectory(
+            prefix="logstore-campaign-", dir=shm if shm.is_dir() else None
+        ) as folder:
+            for share in range(shares):
+                command = [sys.executable, "-W", "error", file, str(share), str(shares), folder]
+                running.append(
+                    subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
+                )
+            outputs = [process.communicate()[0] for process in running]
+        assert [process.returncode for process in running] == [0] * shares
+        running.clear()
+        counts: Counter[str] = Counter()
+        for output in outputs:
+            counts.update(json.loads(output.splitlines()[-1]))
+        return dict(counts)
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
 
 
 def open_files() -> dict[int, str]:

@@ -13,7 +13,6 @@ Nothing here knows how records come into the log, or how they are cut off again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import weakref
@@ -297,11 +296,20 @@ class WritableLog(ReadableLog):
         self._rolling = None
 
     def _go_on_without_roll(self, writer: _native.SegmentWriter | None, base_offset: int) -> None:
-        """Go on with the old segment; an empty file of the new one must not stay behind."""
+        """Go on with the old segment; an empty file of the new one must not stay behind.
+
+        Where it cannot be removed nothing is appended any more: whoever finds the file would look
+        there for what follows.
+        """
         name = segment_name(base_offset, ".log")
-        with contextlib.suppress(OSError, NotALogError):
+        try:
             if self.directory.size(name) == 0:
                 self.directory.unlink(name)
+        except (FileNotFoundError, NotALogError):
+            pass
+        except OSError as error:
+            self._fail(error)
+            writer = None
         self._writer, self._abandoned = writer, None
 
     def _create_log_file(self, base_offset: int) -> None:

@@ -22,9 +22,11 @@ __all__ = [
     "DirectoryLock",
     "boot_id",
     "directory_name",
+    "either_copy",
     "parse_partition_name",
     "remove_clean_marker",
     "segment_name",
+    "twice",
 ]
 
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
@@ -74,6 +76,21 @@ def base_offset_of(name: str) -> int:
             f"{name!r} has the suffix of a segment file but no offset in front of it"
         )
     return int(digits)
+
+
+def twice(body: bytes) -> bytes:
+    """The contents of a file that stays readable when a byte of it is damaged: two copies."""
+    return b"%08x\n%b" % (_native.crc32c(body), body) * 2
+
+
+def either_copy(content: bytes) -> bytes | None:
+    """What `twice` was given, from whichever copy is sound; also from one that stands alone."""
+    half = len(content) // 2
+    for copy in (content[:half], content[half:], content):
+        checksum, _, body = copy.partition(b"\n")
+        if checksum == b"%08x" % _native.crc32c(body):
+            return body
+    return None
 
 
 def boot_id() -> str:

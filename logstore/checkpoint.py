@@ -1,10 +1,11 @@
 """Small files beside the log: the partition's own state, the durable mark, Kafka's text files.
 
-``logstore.state``, ``logstore.durable`` and ``logstore.cleaner`` are ours; Kafka ignores them.  The
-first is replaced atomically and says how the log was left; the second is overwritten in place after
-every fsync and says how much of the log is known to be on stable storage; the third says how far
-compaction got.  All are checksummed, and only ever claim what was true before they were written:
-one that is missing, torn or stale costs a longer recovery, never a record.
+``logstore.state``, ``logstore.durable``, ``logstore.cleaner`` and ``logstore.start`` are ours, and
+Kafka ignores them.  The first is replaced atomically and says how the log was left; the second is
+overwritten in place after every fsync and says how much of the log is known to be on stable
+storage; the third says how far compaction got; the fourth repeats where the log starts.  All are
+checksummed, and only ever claim what was true before they were written: one that is missing, torn
+or stale costs a longer recovery, never a record.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 import struct
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from logstore import _native
 from logstore._files import Directory
@@ -28,6 +29,7 @@ __all__ = [
     "CleanerCheckpoint",
     "DurableMark",
     "PartitionState",
+    "StartMark",
     "parse_leader_epochs",
     "parse_offsets",
     "read_leader_epochs",
@@ -144,14 +146,10 @@ class DurableMark:
         return -1
 
 
-class CleanerCheckpoint:
-    """The first offset that has not been through compaction, kept in one small file.
+class _OffsetFile:
+    """One offset behind its checksum, in a small file that is replaced atomically."""
 
-    A value that is too low, or missing, costs a longer compaction, never a record.  A broker keeps
-    the same number in a file beside its partitions; a partition that stands alone keeps its own.
-    """
-
-    NAME = "logstore.cleaner"
+    NAME: ClassVar[str]
 
     @classmethod
     def write(cls, directory: Directory, offset: int) -> None:
@@ -166,6 +164,25 @@ class CleanerCheckpoint:
             if int(checksum, 16) == _native.crc32c(body):
                 return int(body)
         return -1
+
+
+class StartMark(_OffsetFile):
+    """The start offset once more, where it lies inside a segment and no file name tells it.
+
+    Without it, a damaged state file would bring records back that were trimmed.
+    """
+
+    NAME = "logstore.start"
+
+
+class CleanerCheckpoint(_OffsetFile):
+    """The first offset that has not been through compaction, kept in one small file.
+
+    A value that is too low, or missing, costs a longer compaction, never a record.  A broker keeps
+    the same number in a file beside its partitions; a partition that stands alone keeps its own.
+    """
+
+    NAME = "logstore.cleaner"
 
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"

@@ -29,6 +29,7 @@ from logstore.checkpoint import (
     CleanerCheckpoint,
     DurableMark,
     PartitionState,
+    StartMark,
     parse_leader_epochs,
     read_topic_id,
 )
@@ -420,6 +421,7 @@ class PartitionInspection:
             PartitionState.NAME: self._inspect_state,
             DurableMark.NAME: self._inspect_mark,
             CleanerCheckpoint.NAME: self._inspect_cleaner,
+            StartMark.NAME: self._inspect_start,
             LEADER_EPOCHS: self._inspect_epochs,
             PARTITION_METADATA: self._inspect_metadata,
             SWAP_PLAN: self._inspect_swap,
@@ -478,6 +480,10 @@ class PartitionInspection:
     def _inspect_cleaner(self) -> None:
         if CleanerCheckpoint.read(self._directory) < 0:
             self._note(ProblemKind.DAMAGED_STATE, CleanerCheckpoint.NAME, "the checksum is wrong")
+
+    def _inspect_start(self) -> None:
+        if StartMark.read(self._directory) < 0:
+            self._note(ProblemKind.DAMAGED_STATE, StartMark.NAME, "the checksum is wrong")
 
     def _inspect_epochs(self) -> None:
         raw = self._read(LEADER_EPOCHS)

@@ -106,6 +106,10 @@ class Producers:
         names = list(names)
         self._snapshots = {base_offset_of(name) for name in names if name.endswith(".snapshot")}
         self._indexed = sorted(base_offset_of(name) for name in names if name.endswith(".txnindex"))
+        within = [s for s in segments if s.base_offset < min(trusted, end)][-1:]
+        if within and within[0].base_offset in self._indexed and not within[0].transactions_noted:
+            # A killed process left it: its list of aborted transactions is made anew, not believed.
+            trusted = min(trusted, within[0].base_offset)
         while True:
             found, self.state = self._newest(min(trusted, end))
             since = found if found >= 0 else segments[0].base_offset

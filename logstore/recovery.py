@@ -30,12 +30,15 @@ from logstore._files import (
     Directory,
     base_offset_of,
     boot_id,
+    either_copy,
     segment_name,
+    twice,
 )
 from logstore.checkpoint import (
     CleanerCheckpoint,
     DurableMark,
     PartitionState,
+    StartMark,
     read_leader_epochs,
 )
 from logstore.digest import SegmentDigest
@@ -171,7 +174,8 @@ def refuse_foreign(directory: Directory) -> None:
     if any(name.endswith(".log") for name in names):
         return
     known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
-             "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME}  # fmt: skip
+             "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME,
+             StartMark.NAME}  # fmt: skip
     for name in sorted(names):
         recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
         if name not in known and not recognised and ".torn-" not in name:
@@ -206,6 +210,7 @@ class _Loader:
         claims: Claims | None,
     ) -> None:
         self.claims = claims
+        self.state_lost = False  # there is none that can be trusted
         self.own_state = True  # the state is the partition's own, not made from claims
         self.directory = directory
         self.make_segment = make_segment
@@ -223,6 +228,7 @@ class _Loader:
             # Before the listing: beside a writer the files may be ahead of it, never behind.
             self.mark = DurableMark.read(self.directory)
         state = PartitionState.read(self.directory)
+        self.state_lost = state is None
         self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
         epochs_known = self.epochs.latest is not None
         if self.claims is not None and (state is None or self.claims.only):
@@ -281,6 +287,9 @@ class _Loader:
             loaded.untouched = not self.report.removed
         else:
             loaded = self.load_unclean(state, segments)
+        if self.state_lost and not (self.claims is not None and self.claims.only):
+            noted = StartMark.read(self.directory)
+            start = max(start, noted if noted <= loaded.contents.next_offset else 0)
         loaded.start_offset = start
         loaded.names = [name for name in names if name.endswith((".snapshot", ".txnindex"))]
         if state is None or not self.own_state:
@@ -709,14 +718,15 @@ class TruncationPlan:
             "end": self.end_offset,
         }
         body = json.dumps(head).encode() + b"\n" + self.batch
-        directory.replace(TRUNCATION_PLAN, b"%08x\n%b" % (_native.crc32c(body), body))
+        # Twice: records that must stay may be nowhere else, so one damaged copy must not lose them.
+        directory.replace(TRUNCATION_PLAN, twice(body))
 
     @classmethod
     def read(cls, directory: Directory) -> TruncationPlan | None:
         """The plan, or None when it was not written in full: then nothing has been cut."""
-        checksum, _, body = directory.read(TRUNCATION_PLAN).partition(b"\n")
+        body = either_copy(directory.read(TRUNCATION_PLAN))
         try:
-            if int(checksum, 16) != _native.crc32c(body):
+            if body is None:
                 return None
             head, _, batch = body.partition(b"\n")
             fields = json.loads(head)
@@ -747,7 +757,7 @@ class TruncationPlan:
             file.sync()
         finally:
             file.close()
-        for suffix in (".index", ".timeindex"):
+        for suffix in (".index", ".timeindex", ".summary"):
             directory.unlink(segment_name(self.base_offset, suffix))
         self.cut_transactions(directory)
         directory.sync()

@@ -20,7 +20,7 @@ from typing import cast
 from logstore import _native, codecs
 from logstore._files import SEGMENT_SUFFIXES, segment_name
 from logstore.appendable import AppendableLog
-from logstore.checkpoint import CleanerCheckpoint
+from logstore.checkpoint import CleanerCheckpoint, StartMark
 from logstore.digest import DIGEST_SUFFIX, SegmentDigest
 from logstore.epochs import EpochEnd
 from logstore.errors import OffsetOutOfRangeError
@@ -74,6 +74,8 @@ class RewritableLog(AppendableLog):
             view.version += 1
             view.recovery_point = max(view.recovery_point, start_offset)
             try:
+                if view.segments[view.number_of(start_offset)].base_offset < start_offset:
+                    StartMark.write(self.directory, start_offset)
                 self._stable.write_state(sync=True)
             except BaseException:
                 view.start_offset, view.version, view.recovery_point = before
@@ -200,9 +202,9 @@ class RewritableLog(AppendableLog):
         last = view.segments[number]
         if end_offset == last.base_offset and number > 0:
             # Nothing of this segment stays, but its base is where the log goes on: keep it, empty.
-            position, batch = 0, b""
+            position, batch, kept_end = 0, b"", end_offset
         else:
-            position, batch = self._cut_at(last, end_offset)
+            position, batch, kept_end = self._cut_at(last, end_offset)
         later = view.segments[number + 1 :]
         # Claims are lowered before the data is cut, and readers told to look again.
         self._cuts += 1
@@ -223,20 +225,30 @@ class RewritableLog(AppendableLog):
             end_offset,
         )
         plan.write(self.directory)
-        with self.directory.opening:
-            last.file.end = position  # readers stop there before the bytes go
-            plan.apply(self.directory)
-            view.let_cool((last, *later))
-            for segment in (last, *later):
+        file = last.file
+        try:
+            with self.directory.opening:
+                file.end = position  # readers stop there before the bytes go
+                plan.apply(self.directory)
+                view.let_cool((last, *later))
+                for segment in (last, *later):
+                    segment.writer = None
+                    segment.release()
+            last.next_base = None
+            contents = last.walk()
+            view.publish(view.segments[: number + 1])
+            view.load_producers(
+                contents.next_offset, self.directory.names(), readonly=False, clean=True
+            )
+            self._activate(last, contents)
+        except BaseException:
+            # Opening again finishes it.  Until then readers see what no cut can change.
+            last.end_at(file, kept_end)
+            for segment in later:
                 segment.writer = None
                 segment.release()
-        last.next_base = None
-        contents = last.walk()
-        view.publish(view.segments[: number + 1])
-        view.load_producers(
-            contents.next_offset, self.directory.names(), readonly=False, clean=True
-        )
-        self._activate(last, contents)
+            view.publish(view.segments[: number + 1])
+            raise
         if contents.next_offset < end_offset:
             # The kept records end before it (a gap): go on in a segment of its own.
             if contents.position:
@@ -261,19 +273,22 @@ class RewritableLog(AppendableLog):
         view.producers.snapshot(base_offset)  # one at the old base goes
         self._delete_segments([segment])
 
-    def _cut_at(self, segment: Segment, end_offset: int) -> tuple[int, bytes]:
-        """Where to cut a file, and the batch to put there: the kept part of a straddling one."""
+    def _cut_at(self, segment: Segment, end_offset: int) -> tuple[int, bytes, int]:
+        """Where to cut a file, and the batch to put there: the kept part of a straddling one.
+
+        Last, the offset that the log has before that batch is put there.
+        """
         scan = segment.scan(end_offset, segment.end_offset)
         raw = scan.next_raw()
         if raw is None:
-            return segment.size_bytes, b""
+            return segment.size_bytes, b"", end_offset
         position = scan.position - len(raw)
         base = int.from_bytes(raw[:8], "big")
         if base >= end_offset:
-            return position, b""
+            return position, b"", end_offset
         kept = _native.batch_below(raw, end_offset, decompress, codecs.compress,
                                    self.config.max_decompressed_message_bytes)  # fmt: skip
-        return position, kept
+        return position, kept, base
 
     def truncate_to_epoch(self, answer: EpochEnd) -> bool:
         """A follower's part: cut by what the leader answered about our last epoch.

@@ -20,7 +20,7 @@ from pathlib import Path
 from logstore import _native, codecs
 from logstore._files import Directory, segment_name
 from logstore.config import PartitionConfig
-from logstore.digest import SegmentDigest
+from logstore.digest import FileDigest, SegmentDigest, digest
 from logstore.errors import CorruptLogError, UnsupportedFormatError
 from logstore.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
 from logstore.record import Record
@@ -228,12 +228,34 @@ class Segment:
                 index = TransactionIndex(self.base_offset, entries)
                 # There is a file only where there was something to list.
                 fault = index.fault() if entries else "the file is empty"
+                noted = self._noted_transactions()
+                if fault is None and noted is not None and noted != digest(entries):
+                    fault = "it is not what was noted when the segment was left"
             except FileNotFoundError:
                 index = TransactionIndex(self.base_offset)
             if fault is not None:
                 raise CorruptLogError(fault, path=self._directory.path / name, position=0)
             self._transactions = index
         return index
+
+    def _noted_transactions(self) -> FileDigest | None:
+        """What the list of aborted transactions was when the segment was left; None: not noted.
+
+        Kafka's file has no checksum: where ours says nothing either, it is believed.
+        """
+        size = self.size_bytes
+        summary = SegmentSummary.read(self._directory, self.base_offset, size)
+        if summary is not None and summary.aborted is not None:
+            return summary.aborted
+        files = SegmentDigest.known(self._directory, self.base_offset)
+        if files is None or files.log[0] != size:
+            return None
+        return files.indexes.get(".txnindex", (0, 0))
+
+    @property
+    def transactions_noted(self) -> bool:
+        """Whether a change of its list of aborted transactions would be seen."""
+        return self._noted_transactions() is not None
 
     def adopt_transactions(self, index: TransactionIndex) -> None:
         """Use this instead of the file, until `release`."""
@@ -467,6 +489,13 @@ class Segment:
             self._times_checked = False
             self._transactions = None
 
+    def end_at(self, file: _native.File, end_offset: int) -> None:
+        """A cut of this file was begun: it is read up to `file.end`, and never appended to."""
+        self.writer = None
+        self.release()
+        self._file = file
+        self.next_base, self.seen_end_offset, self.durable_end = None, end_offset, -1
+
     def reinstate(self) -> None:
         """Its names stay its own after all."""
         self._retired = False
@@ -626,9 +655,10 @@ class Segment:
                 index.close()
         self._flushed = sizes
         if final:
-            SegmentSummary(writer.file.end, writer.min_timestamp).write(
-                self._directory, self.base_offset
-            )
+            aborted = self.transaction_index.entries
+            SegmentSummary(
+                writer.file.end, writer.min_timestamp, digest(aborted) if aborted else (0, 0)
+            ).write(self._directory, self.base_offset)
 
     def seal(self, next_base: int) -> None:
         """No more appends: the indexes are in their files, the next segment starts there."""

@@ -25,27 +25,41 @@ _SUFFIX = ".summary"
 class SegmentSummary:
     size_bytes: int
     min_timestamp: int  # no record is older
+    # Size and CRC-32C of the .txnindex file, which has no checksum; (0, 0): there is none.
+    aborted: tuple[int, int] | None = None
 
     def write(self, directory: Directory, base_offset: int) -> None:
         """Leave it beside the segment, unless there is nothing to tell."""
-        if UNKNOWN_TIME < self.min_timestamp < NO_TIME:
+        if UNKNOWN_TIME < self.min_timestamp < NO_TIME or self.aborted not in (None, (0, 0)):
             body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
             content = b"%08x %b\n" % (_native.crc32c(body), body)
             directory.write(segment_name(base_offset, _SUFFIX), content, sync=False)
+
+    @classmethod
+    def read(cls, directory: Directory, base_offset: int, size_bytes: int) -> SegmentSummary | None:
+        """What is known of a segment of so many bytes; None when that is nothing."""
+        try:
+            content = directory.read(segment_name(base_offset, _SUFFIX), 4096)
+            checksum, _, body = content.rstrip(b"\n").partition(b" ")
+            if int(checksum, 16) != _native.crc32c(body):
+                return None
+            found = cls(**json.loads(body))
+        except (OSError, TypeError, ValueError, RecursionError):
+            return None
+        if found.size_bytes != size_bytes or type(found.min_timestamp) is not int:
+            return None
+        aborted = found.aborted
+        if aborted is not None:
+            if not isinstance(aborted, list) or [type(number) for number in aborted] != [int, int]:
+                return None
+            found = dataclasses.replace(found, aborted=tuple(aborted))
+        return found
 
     @classmethod
     def read_min(cls, directory: Directory, base_offset: int, size_bytes: int) -> int:
         """The least time in the first `size_bytes` of a segment, UNKNOWN_TIME or NO_TIME."""
         if size_bytes == 0:
             return NO_TIME
-        try:
-            content = directory.read(segment_name(base_offset, _SUFFIX), 4096)
-            checksum, _, body = content.rstrip(b"\n").partition(b" ")
-            if int(checksum, 16) != _native.crc32c(body):
-                return UNKNOWN_TIME
-            found = cls(**json.loads(body))
-        except (OSError, TypeError, ValueError):
-            return UNKNOWN_TIME
-        if found.size_bytes != size_bytes or type(found.min_timestamp) is not int:
-            return UNKNOWN_TIME
-        return found.min_timestamp if UNKNOWN_TIME < found.min_timestamp < NO_TIME else UNKNOWN_TIME
+        found = cls.read(directory, base_offset, size_bytes)
+        known = found is not None and UNKNOWN_TIME < found.min_timestamp < NO_TIME
+        return found.min_timestamp if found is not None and known else UNKNOWN_TIME

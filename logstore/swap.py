@@ -15,7 +15,7 @@ import dataclasses
 import json
 
 from logstore import _native
-from logstore._files import SEGMENT_SUFFIXES, Directory, segment_name
+from logstore._files import SEGMENT_SUFFIXES, Directory, either_copy, segment_name, twice
 
 __all__ = ["SWAP_PLAN", "RewrittenSegment", "SwapPlan"]
 
@@ -47,14 +47,14 @@ class SwapPlan:
     def write(self, directory: Directory) -> None:
         """The commit point: from here on a crash is finished, not undone."""
         body = json.dumps({"new": dataclasses.asdict(self.new), "old": self.old}).encode()
-        directory.replace(SWAP_PLAN, b"%08x\n%b" % (_native.crc32c(body), body))
+        directory.replace(SWAP_PLAN, twice(body))
 
     @classmethod
     def read(cls, directory: Directory) -> SwapPlan | None:
         """The plan, or None when there is none that was written in full."""
         try:
-            checksum, _, body = directory.read(SWAP_PLAN).partition(b"\n")
-            if int(checksum, 16) != _native.crc32c(body):
+            body = either_copy(directory.read(SWAP_PLAN))
+            if body is None:
                 return None
             fields = json.loads(body)
             new = fields["new"] | {"suffixes": tuple(fields["new"]["suffixes"])}

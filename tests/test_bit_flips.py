@@ -1,0 +1,366 @@
+"""Every bit of every kind of file flips, and the log is opened and read: the same, or it says so.
+
+The files of a store and of its partition, as a clean close left them and as a killed process did,
+and in the middle of a planned swap and a planned cut.  For each bit: open and read; where writing
+is another way in, that way as well.  Either what is read is equal, record for record, or an error
+of ours names the damage.  A batch at the end that was never synced may also be cut off as torn,
+and is then reported and kept.
+
+Two processes share the flips: this file run as a program is one of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import logstore
+from logstore import (
+    Compactor,
+    ConfigError,
+    LogStoreError,
+    Partition,
+    PartitionConfig,
+    Record,
+)
+from logstore.recovery import RecoveryReport
+from logstore.testing import as_reference, encode_batch
+from logstore.testing.io import Fault, inject_io
+
+if TYPE_CHECKING:
+    from conftest import RunShares
+
+SETTINGS = {"segment.bytes": 1024, "index.interval.bytes": 200, "min.compaction.lag.ms": 0}
+CONFIG = PartitionConfig.of(SETTINGS)
+TIME = 1_600_000_000_000
+LOG_STEP = 8  # for writers: one bit of each byte of a log; readers get all
+
+Seen = tuple[Any, ...]
+
+
+class Violation(AssertionError):
+    """Something was read that is not what was written, and nobody said so."""
+
+
+# ---- what is damaged ------------------------------------------------------------------------
+
+
+def fill(log: Partition) -> None:
+    """Batches of every kind: packed, of a producer, of transactions, and of two leaders."""
+    for number in range(6):
+        log.append(
+            b"plain %d" % number + bytes(90),
+            key=b"k%d" % (number % 3),
+            headers=[("h", b"%d" % number)],
+            timestamp=TIME + number,
+        )
+    log.become_leader(3)
+    for compression in ("lz4", "zstd"):
+        with log.writer(compression=compression, linger=None) as out:
+            for number in range(20):
+                out.append(compression.encode() + b" %d" % number, timestamp=TIME + 50 + number)
+    for producer_id in (7, 8):
+        records = [Record(b"txn %d" % producer_id, key=b"t", timestamp=TIME + 90)] * 2
+        raw = encode_batch(
+            records, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        log.append_batch(raw)
+        log.end_transaction(producer_id, 0, commit=producer_id == 7)
+    for number in range(5):
+        log.append(b"behind %d" % number + bytes(100), timestamp=TIME + 200 + number)
+
+
+def whole(root: Path) -> None:
+    """A store that was closed cleanly, whose partition has lost its first records by a trim."""
+    with logstore.open(root, durability="os") as store:
+        store.create_topic("orders", config=SETTINGS)
+        log = store["orders"][0]
+        fill(log)
+        log.trim(2)
+        store.checkpoint()
+        log.write_digests()
+        assert len(log.segments) >= 3
+
+
+def left_by_kill(root: Path) -> None:
+    """The same, killed after a sync and one more append."""
+    copy = root.with_name("live")
+    with logstore.open(copy, durability="os") as store:
+        store.create_topic("orders", config=SETTINGS)
+        log = store["orders"][0]
+        fill(log)
+        log.trim(2)
+        store.checkpoint()
+        log.write_digests()
+        log.sync()
+        log.append(b"not synced" + bytes(50), timestamp=TIME + 300)
+        shutil.copytree(copy, root, dirs_exist_ok=True)
+    shutil.rmtree(copy)
+
+
+def stopped(
+    name: str, act: Callable[[Partition], object], kind: str, path: str, call: int = 1
+) -> Callable[[Path], None]:
+    """What is left by someone who was stopped at a call in the middle of something planned."""
+
+    def start(root: Path) -> None:
+        whole(root)
+        with logstore.open(root, durability="os") as store:
+            log = store["orders"][0]
+            copy = root.with_name("stopped")
+            fault = Fault.fail(errno.EIO, kind, path, call=call, forever=True)
+            with inject_io(fault, root=root) as io:
+                try:
+                    act(log)
+                except OSError:
+                    assert io.fired
+                shutil.copytree(root, copy)
+            log.discard()
+        shutil.rmtree(root)
+        copy.rename(root)
+        assert any(root.rglob("*.plan"))
+
+    start.__name__ = name
+    return start
+
+
+swapping = stopped("swapping", lambda log: Compactor(log).run(), "rename", "*.swap")
+swapped = stopped("swapped", lambda log: Compactor(log).run(), "rename", "*.swap", call=5)
+cutting = stopped("cutting", lambda log: log.truncate(20), "truncate", "*.log")
+cut = stopped("cut", lambda log: log.truncate(20), "pwrite", "*.log")
+
+
+# ---- what is seen ---------------------------------------------------------------------------
+
+
+def look(log: Partition) -> Seen:
+    """What a user can learn of a partition."""
+    records = tuple(as_reference(record) for record in log.scan())
+    committed = tuple(record.offset for record in log.scan(isolation="read_committed"))
+    found = tuple(as_reference(log[record.offset]) for record in records[::7])
+    times = tuple(log.offset_for_time(TIME + age) for age in (0, 55, 95, 203, 10_000))
+    return log.start_offset, log.end_offset, records, committed, found, times
+
+
+def look_at_store(store: logstore.Store) -> Seen:
+    """What a user can learn of a store."""
+    return tuple(
+        (name, topic.config.segment_bytes, tuple(look(log) for log in topic))
+        for name, topic in store.items()
+    )
+
+
+class Sample:
+    """A directory that is put back as it was before every flip."""
+
+    def __init__(self, start: Callable[[Path], None], place: Path) -> None:
+        self.name = start.__name__
+        self.root = place / self.name / "store"
+        self.root.mkdir(parents=True)
+        start(self.root)
+        self.partition = self.root / "orders-0"
+        self.files = {
+            path: path.read_bytes()
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file() and path.name != ".lock"
+        }
+        self.changed: set[Path] = set()
+
+    def restore(self) -> None:
+        for folder in (self.root, self.partition):
+            for entry in os.scandir(folder):
+                path = Path(entry.path)
+                if path not in self.files and entry.is_file() and entry.name != ".lock":
+                    path.unlink()
+        for path, contents in self.files.items():
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.write(fd, contents)
+            os.close(fd)
+
+    # ---- the ways in ----
+
+    def read_partition(self) -> tuple[Seen, RecoveryReport]:
+        with Partition.open(self.partition, readonly=True, config=CONFIG) as log:
+            return look(log), log.recovery
+
+    def write_partition(self) -> tuple[Seen, RecoveryReport]:
+        log = Partition.open(self.partition, durability="os", config=CONFIG)
+        try:
+            return look(log), log.recovery
+        finally:
+            log.discard()
+
+    def read_store(self) -> tuple[Seen, RecoveryReport | None]:
+        with logstore.open(self.root, readonly=True) as store:
+            return look_at_store(store), None
+
+    def write_store(self) -> tuple[Seen, RecoveryReport | None]:
+        with logstore.open(self.root, durability="os") as store:
+            return look_at_store(store), None
+
+
+def kind_of(path: Path) -> str:
+    """``.log`` for a segment's log, the name for a file there is one of."""
+    return path.suffix if path.name[:1].isdigit() else path.name
+
+
+def flips(contents: bytes, share: int, shares: int, step: int) -> Iterator[tuple[int, int]]:
+    """(byte, bit) of this share: all bits, or one in eight, another one for each byte."""
+    for position in range(share, len(contents), shares):
+        for bit in range(8):
+            if step == 1 or bit == position // shares % 8:
+                yield position, bit
+
+
+class Campaign:
+    def __init__(self, sample: Sample, share: int, shares: int) -> None:
+        self.sample = sample
+        self.share, self.shares = share, shares
+        self.counts: Counter[str] = Counter()
+        self.violations: list[str] = []
+
+    def flip_all(
+        self,
+        files: list[Path],
+        way: Callable[[], tuple[Seen, RecoveryReport | None]],
+        *,
+        writes: bool,
+        cut_to: int | None = None,
+        or_else: Seen | None = None,
+    ) -> None:
+        """`cut_to`: where a torn tail may begin, in records; `or_else`: what is as right."""
+        sample = self.sample
+        sample.restore()
+        expected = way()[0]
+        if writes:
+            sample.restore()
+        for path in files:
+            contents = sample.files[path]
+            step = LOG_STEP if writes and path.suffix == ".log" else 1
+            for position, bit in flips(contents, self.share, self.shares, step):
+                damaged = bytearray(contents)
+                damaged[position] ^= 1 << bit
+                self.put(path, damaged)
+                where = f"byte {position} bit {bit}"
+                self.count(path, way, (expected, or_else), where, cut_to)
+                if writes:
+                    sample.restore()
+            self.put(path, contents)
+
+    @staticmethod
+    def put(path: Path, contents: bytes | bytearray) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(fd, contents)
+        os.close(fd)
+
+    def count(
+        self,
+        path: Path,
+        way: Callable[[], tuple[Seen, RecoveryReport | None]],
+        right: tuple[Seen, Seen | None],
+        where: str,
+        cut_to: int | None,
+    ) -> None:
+        expected = right[0]
+        what = f"{self.sample.name} {way.__name__} {kind_of(path)}"
+        self.counts["flips"] += 1
+        self.counts[kind_of(path)] += 1
+        try:
+            seen, report = way()
+        except (LogStoreError, ConfigError):
+            self.counts["told"] += 1
+            return
+        except Exception as error:  # noqa: BLE001  whatever it is, it has no name of ours
+            self.violations.append(f"{what} {where}: {type(error).__name__}: {error}")
+            return
+        if seen in right:
+            self.counts["equal"] += 1
+        elif report is not None and report.torn and cut_to is not None and path.suffix == ".log":
+            if seen[2] != expected[2][:cut_to]:
+                self.violations.append(f"{what} {where}: cut too far")
+            self.counts["torn"] += 1
+        else:
+            self.violations.append(f"{what} {where}: {differences(expected, seen)}")
+
+
+def differences(expected: Seen, seen: Seen) -> str:
+    names = ("start", "end", "records", "committed", "found", "times")
+    if len(expected) != 6:
+        if [topic[:2] for topic in expected] != [topic[:2] for topic in seen]:
+            return f"other topics: {[topic[:2] for topic in seen]}"
+        expected, seen = expected[0][2][0], seen[0][2][0]
+    return "; ".join(
+        f"{name}: {str(b)[:60]} instead of {str(a)[:60]}" if len(str(a)) < 200 else f"other {name}"
+        for name, a, b in zip(names, expected, seen, strict=True)
+        if a != b
+    )
+
+
+def run_share(share: int, shares: int, place: Path, only: str = "") -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    violations: list[str] = []
+    # Without the plan's help a compaction did not happen; a cut has no such excuse.
+    uncompacted = Sample(whole, place / "before").read_partition()[0]
+    for start in (whole, left_by_kill, swapping, swapped, cutting, cut):
+        if only and only != start.__name__:
+            continue
+        sample = Sample(start, place)
+        campaign = Campaign(sample, share, shares)
+        inside = [path for path in sample.files if path.parent == sample.partition]
+        at_root = [path for path in sample.files if path.parent == sample.root]
+        if start is whole:
+            campaign.flip_all(inside, sample.read_partition, writes=False)
+            campaign.flip_all(inside, sample.write_partition, writes=True)
+            campaign.flip_all(at_root, sample.read_store, writes=False)
+            campaign.flip_all(at_root, sample.write_store, writes=True)
+        elif start is left_by_kill:
+            records = sample.write_partition()[0][2]
+            campaign.flip_all(inside, sample.write_partition, writes=True, cut_to=len(records) - 1)
+            campaign.flip_all(at_root, sample.write_store, writes=True)
+        else:
+            # What is special here: the plan, and the files that wait for their names.
+            special = [p for p in inside if p.suffix in (".plan", ".swap", ".cleaned", ".deleted")]
+            or_else = uncompacted if start in (swapping, swapped) else None
+            for way in (sample.write_partition, sample.read_partition):
+                writes = way.__name__.startswith("write")
+                campaign.flip_all(special, way, writes=writes, or_else=or_else)
+        counts += campaign.counts
+        violations += campaign.violations
+    for line in violations:
+        print(line, file=sys.stderr)
+    counts["violations"] = len(violations)
+    return dict(counts)
+
+
+KINDS = (
+    *(".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary", ".sum"),
+    *("leader-epoch-checkpoint", "partition.metadata", "logstore.state", "logstore.durable"),
+    *("meta.properties", "logstore.topics", ".kafka_cleanshutdown", "logstore.clean"),
+    *("recovery-point-offset-checkpoint", "log-start-offset-checkpoint"),
+    *("replication-offset-checkpoint", "cleaner-offset-checkpoint"),
+    *("swap.plan", "truncate.plan", ".swap", ".cleaned", ".deleted", "logstore.start"),
+)
+
+
+def test_every_bit_of_every_kind_of_file_may_flip(run_shares: RunShares) -> None:
+    counts = run_shares(__file__)
+    assert counts["violations"] == 0
+    assert all(counts[kind] > 50 for kind in KINDS), counts
+    assert counts["told"] > 0
+    assert counts["equal"] > 0
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    only = sys.argv[4] if len(sys.argv) > 4 else ""
+    with tempfile.TemporaryDirectory(dir=sys.argv[3]) as folder:
+        print(json.dumps(run_share(int(sys.argv[1]), int(sys.argv[2]), Path(folder), only)))

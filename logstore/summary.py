@@ -43,16 +43,16 @@ class SegmentSummary:
             checksum, _, body = content.rstrip(b"\n").partition(b" ")
             if int(checksum, 16) != _native.crc32c(body):
                 return None
-            found = cls(**json.loads(body))
-        except (OSError, TypeError, ValueError, RecursionError):
+            fields = json.loads(body)
+            aborted = fields.pop("aborted", None)
+            if aborted is not None:
+                size, crc = map(int, aborted)
+                aborted = (size, crc)
+            found = cls(**fields, aborted=aborted)
+        except (OSError, TypeError, ValueError, AttributeError, RecursionError):
             return None
         if found.size_bytes != size_bytes or type(found.min_timestamp) is not int:
             return None
-        aborted = found.aborted
-        if aborted is not None:
-            if not isinstance(aborted, list) or [type(number) for number in aborted] != [int, int]:
-                return None
-            found = dataclasses.replace(found, aborted=tuple(aborted))
         return found
 
     @classmethod

@@ -216,7 +216,7 @@ class Partition(RewritableLog, Closeable):
             self._owner.release()
 
     def __del__(self) -> None:
-        if self.__dict__.get("_writer") is not None and not self.closed:
+        if getattr(self, "_writer", None) is not None and not self.closed:
             warnings.warn(
                 f"{self!r} was dropped without close(): the next open will check its end",
                 ResourceWarning,

@@ -987,7 +987,7 @@ class Store(Mapping[str, Topic], Closeable):
         raise TypeError("a store cannot be pickled: open it again where it is needed")
 
     def __del__(self) -> None:
-        if self.__dict__.get("_owner") is not None and not self._closed and not self._forked:
+        if getattr(self, "_owner", None) is not None and not self._closed and not self._forked:
             warnings.warn(
                 f"{self!r} was dropped without close(): the next open will check it",
                 ResourceWarning,

@@ -9,7 +9,7 @@ import click
 from logstore.cli import exits
 from logstore.cli.output import plain
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.session import Session, pass_session, topic_names, verb
 
 if TYPE_CHECKING:
     from logstore import Problem
@@ -18,7 +18,7 @@ __all__ = ["verify_verb"]
 
 
 @verb("verify")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @click.option("--quick", is_flag=True, help="Sizes, names and small files only; no batch is read.")
 @click.option("--notes", is_flag=True, help="Also what is worth knowing and not wrong.")
 @pass_session

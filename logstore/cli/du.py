@@ -12,7 +12,7 @@ import click
 
 from logstore.cli.output import Column, number, plain, size
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
 
 if TYPE_CHECKING:
     from logstore import Partition, Segment
@@ -24,7 +24,7 @@ _LEFT_OVER = re.compile(r".*\.(deleted|cleaned|swap|tmp)\Z")
 
 
 @verb("du")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @click.option(
     "--by",
     type=click.Choice(["topic", "partition", "segment"]),

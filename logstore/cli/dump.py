@@ -7,6 +7,7 @@ is followed.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -29,7 +30,7 @@ Rows = Iterator[dict[str, Any]]
 
 
 @verb("dump")
-@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True))
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.option("-r", "--records", is_flag=True, help="Also the records of every batch.")
 @click.option(
     "-n", "--max", "most", type=click.IntRange(0), metavar="N", help="At most N lines a file."
@@ -79,6 +80,8 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
     """The files that are named, and those in directories that are named, two levels deep."""
     for given in paths:
         path = Path(given)
+        if not os.path.lexists(path):
+            raise FileNotFoundError(errno.ENOENT, "no such file", given)
         if not path.is_dir():
             yield path
             continue

@@ -8,13 +8,13 @@ import click
 
 from logstore.cli.bounds import TIME
 from logstore.cli.output import number, plain
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
 
 __all__ = ["offsets_verb"]
 
 
 @verb("offsets")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
 @click.option(
     "--at", type=TIME, metavar="TIME", help="Also the first offset at or after this time."

@@ -19,7 +19,7 @@ from logstore.cli.bounds import BOUND, Bound
 from logstore.cli.messages import DECODERS, formatter, line_of, record_to_json
 from logstore.cli.output import Output
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
 from logstore.cli.text import json_text
 from logstore.record import Record
 
@@ -175,7 +175,7 @@ def _size(log: Partition) -> int:
 
 
 @verb("read")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
 @click.option(
     "--from",

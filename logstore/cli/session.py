@@ -5,6 +5,7 @@ The options that every verb takes end up here, wherever on the line they stand.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -18,7 +19,15 @@ from logstore.cli.output import FORMATS, Output
 if TYPE_CHECKING:
     from logstore import Partition, Store, Topic
 
-__all__ = ["Session", "Verb", "partitions_of", "pass_session", "verb"]
+__all__ = [
+    "InputFile",
+    "Session",
+    "Verb",
+    "partitions_of",
+    "pass_session",
+    "topic_names",
+    "verb",
+]
 
 
 @dataclasses.dataclass
@@ -124,6 +133,30 @@ class Verb(click.Command):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.params += [store_option(), output_option()]
+
+
+class InputFile(click.Path):
+    """A file that is there, or ``-``: one that is not ends the command with "not found"."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, allow_dash=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value != "-" and not os.path.lexists(value):
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(value))
+        return super().convert(value, param, ctx)
+
+
+def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """For the shell: the topics of $LOGSTORE that begin so."""
+    path = os.environ.get("LOGSTORE")
+    found = set()
+    with contextlib.suppress(OSError), os.scandir(path or ".") as entries:
+        for entry in entries:
+            topic, dash, number = entry.name.rpartition("-")
+            if dash and number.isdigit() and topic.startswith(begun):
+                found.add(topic)
+    return sorted(found)
 
 
 def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:

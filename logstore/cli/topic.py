@@ -12,7 +12,14 @@ from logstore.cli import exits
 from logstore.cli.command import Verbs
 from logstore.cli.output import moment, number, plain, size
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, output_option, pass_session, store_option, verb
+from logstore.cli.session import (
+    Session,
+    output_option,
+    pass_session,
+    store_option,
+    topic_names,
+    verb,
+)
 from logstore.cli.text import size_text, span_text
 from logstore.errors import LogStoreError
 from logstore.times import time_text
@@ -112,7 +119,7 @@ def ls_verb(session: Session, quiet: bool) -> int:
 
 
 @verb("show")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @pass_session
 def show_verb(session: Session, topic: str) -> None:
     """One topic: partitions, offsets, sizes, times, settings."""
@@ -197,7 +204,7 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
 
 
 @verb("create")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
     "-c", "--config", multiple=True, metavar="NAME=VALUE", help="A setting, by Kafka's name."
@@ -218,7 +225,7 @@ def create_verb(
 
 
 @verb("alter")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option(
     "-c", "--config", multiple=True, metavar="NAME=VALUE", help="A setting; NAME= is its default."
 )
@@ -251,7 +258,7 @@ def alter_verb(
 
 
 @verb("rm")
-@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("topics", shell_complete=topic_names, nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
 @pass_session
 def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> None:
@@ -270,7 +277,7 @@ def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> None:
 
 
 @verb("clone")
-@click.argument("source")
+@click.argument("source", shell_complete=topic_names)
 @click.argument("target")
 @pass_session
 def clone_verb(session: Session, source: str, target: str) -> None:

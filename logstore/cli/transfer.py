@@ -24,7 +24,7 @@ from logstore.cli.bounds import BOUND, Bound
 from logstore.cli.messages import Message, bytes_of, field_of, message_of, record_to_json
 from logstore.cli.progress import Progress
 from logstore.cli.read import Selection
-from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.session import InputFile, Session, pass_session, topic_names, verb
 from logstore.cli.text import json_text
 from logstore.cli.write import Appender, lines_of
 from logstore.errors import InvalidRecordError
@@ -81,7 +81,7 @@ def _whole_file(path: str) -> Iterator[BinaryIO]:
 
 
 @verb("export")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Else by the file's name.")
 @click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
@@ -246,8 +246,8 @@ _EXPORTS: dict[str, Callable[[Selection, BinaryIO, Progress], int]] = {
 
 
 @verb("import")
-@click.argument("topic")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("topic", shell_complete=topic_names)
+@click.argument("file", type=InputFile())
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Else by the file's name.")
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import errno
 import hmac
 import json
 import secrets
@@ -71,7 +72,7 @@ def ui_verb(session: Session, port: int, show: bool | None) -> None:
 
     The address holds a key, which keeps other users of this machine out.  Ctrl-C ends it.
     """
-    with session.reading() as store, UiServer(store, port) as server:
+    with session.reading() as store, _server(store, port) as server:
         row = {"url": server.url, "store": str(store.path)}
         session.output.one(row, words=[f"{store.path}: {server.url}", "Ctrl-C ends it"])
         session.output.flush()
@@ -82,6 +83,16 @@ def ui_verb(session: Session, port: int, show: bool | None) -> None:
         server.serve_forever(poll_interval=0.2)
 
 
+def _server(store: Store, port: int) -> UiServer:
+    try:
+        return UiServer(store, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        words = f"port {port} is taken: --port 0 takes any that is free"
+        raise exits.CommandError(exits.BUSY, words) from None
+
+
 class UiServer(ThreadingHTTPServer):
     """The page of one store.  ``with`` closes it; `serve_forever` serves until `shutdown`."""
 
@@ -89,15 +100,15 @@ class UiServer(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, store: Store, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
         self.store = store
         self.key = secrets.token_urlsafe(16)
+        self.ending = threading.Event()
+        self.tails = threading.BoundedSemaphore(TAILS_MAX)
+        super().__init__(("127.0.0.1", port), _Handler)
         self.port: int = self.server_address[1]
         self.hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         if self.port == 80:
             self.hosts |= {"127.0.0.1", "localhost"}
-        self.ending = threading.Event()
-        self.tails = threading.BoundedSemaphore(TAILS_MAX)
 
     @property
     def url(self) -> str:

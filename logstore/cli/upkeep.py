@@ -15,7 +15,7 @@ import click
 from logstore.cli.bounds import BOUND, DURATION, TIME, Bound
 from logstore.cli.output import moment, number, plain, size
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
 
 if TYPE_CHECKING:
     from logstore import CompactionReport, Partition, RetentionPolicy, Store
@@ -36,7 +36,7 @@ def chosen(store: Store, topics: Sequence[str], partitions: Sequence[int]) -> li
 
 
 @verb("retain")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
 @click.option("--max-age", type=DURATION, metavar="DURATION", help="Instead of the topic's own.")
 @click.option(
@@ -103,7 +103,7 @@ def report_row(log: Partition, report: CompactionReport) -> dict[str, Any]:
 
 
 @verb("compact")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
 @click.option("--force", is_flag=True, help="However little is new, and whatever cleanup.policy.")
 @click.option(
@@ -167,7 +167,7 @@ def compact_verb(
 
 
 @verb("purge")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
 @click.option("--before", type=BOUND, metavar="WHERE", help="All below this offset or time.")
 @click.option("--key", metavar="KEY", help="All records of this key.")

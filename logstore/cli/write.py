@@ -8,6 +8,7 @@ log.
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import click
 from logstore.cli.bounds import TIME
 from logstore.cli.messages import Message, message_of
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.session import InputFile, Session, pass_session, topic_names, verb
 from logstore.cli.text import bytes_text
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ UNTOLD_MAX = 10_000  # records whose offsets are owed with -v before they are to
 
 
 @verb("write")
-@click.argument("topic")
+@click.argument("topic", shell_complete=topic_names)
 @click.argument(
     "files",
     nargs=-1,
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    type=InputFile(),
     metavar="[FILE]...",
 )
 @click.option(
@@ -213,7 +214,7 @@ def _maker(
             return Message(again, place)
 
         return stamped
-    between = None if delimiter is None else delimiter.encode("utf-8", "surrogateescape")
+    between = None if delimiter is None else unescaped(delimiter)
     fixed = None if key is None else key.encode("utf-8", "surrogateescape")
 
     def plain(line: bytes) -> Message:
@@ -230,6 +231,18 @@ def _maker(
         return Message(Record(value, key=own, headers=headers, timestamp=timestamp), None)
 
     return plain
+
+
+def unescaped(text: str) -> bytes:
+    r"""A delimiter as it is typed: ``\t``, ``\n``, ``\\`` and ``\xNN`` mean what they say."""
+    named = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
+
+    def meant(match: re.Match[str]) -> str:
+        body = match[1]
+        return chr(int(body[1:], 16)) if len(body) > 1 else named.get(body, match[0])
+
+    plain = re.sub(r"\\(x[0-9a-fA-F]{2}|.)", meant, text)
+    return plain.encode("utf-8", "surrogateescape")
 
 
 # ---- appending ----

@@ -183,6 +183,24 @@ def test_completion_of_commands() -> None:
     assert done.stdout.decode().split() == ["plain,show"]
 
 
+def test_completion_of_topics(command: Command) -> None:
+    command.fill("orders", partitions=2)
+    command.fill("odd-ones")
+    command.fill("clicks")
+    script = "import sys; sys.argv = ['logstore']; from logstore.cli import main; sys.exit(main())"
+    environment = {
+        **os.environ,
+        "LOGSTORE": str(command.store),
+        "_LOGSTORE_COMPLETE": "bash_complete",
+        "COMP_WORDS": "logstore read o",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=LONG
+    )
+    assert done.stdout.decode().split() == ["plain,odd-ones", "plain,orders"]
+
+
 # ---- a terminal ----
 
 

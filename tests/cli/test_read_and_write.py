@@ -45,6 +45,21 @@ def test_keys_headers_times_and_tombstones(command: Command) -> None:
     assert (second.key, second.value) == (b"k", None)
 
 
+def test_delimiters_are_typed_as_in_kcat(command: Command) -> None:
+    command("topic", "create", "orders")
+    command("write", "orders", "-K", r"\t", input=b"a\tb\n")
+    command("write", "orders", "-K", r"\x1f=\\", input=b"c\x1f=\\d\n")
+    assert [(r.key, r.value) for r in records(command)] == [(b"a", b"b"), (b"c", b"d")]
+
+
+def test_a_file_that_is_missing_is_found_out_first(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1\n")
+    command("topic", "create", "orders")
+    missing = command("write", "orders", tmp_path / "a", tmp_path / "b", code=2)
+    assert f"{tmp_path / 'b'}: no such file" in missing.err
+    assert records(command) == []
+
+
 def test_files_are_read_in_their_order(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1\n2\n")
     (tmp_path / "b").write_bytes(b"3")

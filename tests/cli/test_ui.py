@@ -205,6 +205,10 @@ def test_messages_come_live(server: UiServer, command: Command) -> None:
         connection.close()
 
 
+def test_a_port_that_is_taken_is_named(server: UiServer, command: Command) -> None:
+    assert f"port {server.port} is taken" in command("ui", "--port", server.port, code=3).err
+
+
 def test_ctrl_c_ends_the_server(command: Command) -> None:
     command.fill()
     process = command.start("ui", "--port", 0)

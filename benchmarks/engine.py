@@ -40,9 +40,17 @@ def open_log(path: Path, *, durability: str = "os", **config: object) -> Log:
     )
 
 
-def open_store(path: Path) -> Log:
+def open_store(path: Path, *, durability: str = "os") -> Log:
     """A Store; with `durability="os"`, as `open_log`."""
-    return importlib.import_module("logstore").open(path, durability="os")
+    return importlib.import_module("logstore").open(path, durability=durability)
+
+
+def consumer(store: Log, topic: str, **options: object) -> Log:
+    return importlib.import_module("logstore").Consumer(store, topic, **options)
+
+
+def timing_wheel() -> Any:
+    return importlib.import_module("logstore.timer").TimingWheel()
 
 
 def compactor(log: Log, *, memory_bytes: int) -> Any:

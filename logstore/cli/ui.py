@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import errno
 import hmac
+import itertools
 import json
 import secrets
 import threading
@@ -426,9 +427,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._head("text/event-stream", None)
             self.send_header("Connection", "close")
             self.end_headers()
+            records = self._following(chosen)
+            first = next(records, None)  # by now the ends are known: what comes from here on is new
             self._send("hello", {})
             quiet_from = time.monotonic()
-            for record in self._following(chosen):
+            for record in itertools.chain([first], records):
                 if record is not None:
                     self._send("message", _message(record))
                     quiet_from = time.monotonic()

@@ -53,6 +53,10 @@ def timing_wheel() -> Any:
     return importlib.import_module("logstore.timer").TimingWheel()
 
 
+def producer(store: Log, transactional_id: str | None = None) -> Any:
+    return importlib.import_module("logstore").Producer(store, transactional_id)
+
+
 def compactor(log: Log, *, memory_bytes: int) -> Any:
     return importlib.import_module("logstore").Compactor(log, memory_bytes=memory_bytes)
 

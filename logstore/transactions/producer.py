@@ -149,6 +149,7 @@ class Producer(_native.Sender, Closeable):
             "compression": compression,
             "compression_level": compression_level,
         }
+        self._batch_bytes = batch_bytes
         self._linger = linger
         self._buffer_bytes = buffer_bytes
         self._max_block = max_block
@@ -341,7 +342,7 @@ class Producer(_native.Sender, Closeable):
             made = _Route(lanes, topic._dense and type(partitioner) is KeyPartitioner)
             made.topic = topic
             made.partitioner = partitioner
-            self._routes[name] = made
+            self._set_route(name, made)
             return made
 
     def _choose(self, route: _Route, key: Any, value: Any, partition: int | None) -> int:
@@ -355,7 +356,9 @@ class Producer(_native.Sender, Closeable):
         if route.left <= 0:
             sticky = cast(KeyPartitioner, route.partitioner)
             route.current = sticky.move(len(route.lanes))
-            route.left = sticky.batch_bytes
+            # A batch's worth; with one partition there is nowhere else to go.
+            alone = len(route.lanes) == 1
+            route.left = 1 << 62 if alone else max(sticky.batch_bytes, self._batch_bytes)
         route.left -= max(1, 0 if value is None else len(value))
         return route.current
 

@@ -390,6 +390,7 @@ static int module_clear(PyObject *self)
 static void module_free(void *self)
 {
     module_clear(self);
+    ls_deliveries_free(PyModule_GetState(self));
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -51,7 +51,12 @@ typedef struct {
     unsigned fork_generation;
     ls_lz4_decode lz4_decode;          /* the lz4 package's own functions, or NULL */
     ls_lz4_encode lz4_encode;
+    void *spare_deliveries[64];        /* memory of Deliveries that are gone; see sender.c */
+    int spare_count;
 } ls_module;
+
+/* Gives back the memory that is kept for Deliveries. */
+void ls_deliveries_free(ls_module *module);
 
 ls_module *ls_module_of_type(PyTypeObject *type);
 

@@ -18,19 +18,38 @@
  * when it is done, and of nothing else that could lead back to a delivery. */
 typedef struct {
     PyObject_HEAD
+    ls_module *module;
     PyObject *pack;                    /* strong */
     Py_ssize_t index;                  /* of the record in its pack */
 } DeliveryObject;
 
-static PyObject *make_delivery(PyTypeObject *type, PyObject *pack, Py_ssize_t index)
+/* Most are dropped as soon as they are made: their memory is kept for the next, without an owner. */
+enum { SPARE_DELIVERIES = 64 };
+
+static PyObject *make_delivery(ls_module *module, PyTypeObject *type, PyObject *pack,
+                               Py_ssize_t index)
 {
-    DeliveryObject *self = (DeliveryObject *)type->tp_alloc(type, 0);
+    DeliveryObject *self;
+    if (module->spare_count > 0 && type->tp_basicsize == (Py_ssize_t)sizeof *self) {
+        void *memory = module->spare_deliveries[--module->spare_count];
+        self = (DeliveryObject *)PyObject_Init(memory, type);
+    } else {
+        self = (DeliveryObject *)type->tp_alloc(type, 0);
+    }
     if (self == NULL) {
         return NULL;
     }
+    self->module = module;
     self->pack = Py_NewRef(pack);
     self->index = index;
     return (PyObject *)self;
+}
+
+void ls_deliveries_free(ls_module *module)
+{
+    while (module->spare_count > 0) {
+        PyObject_Free(module->spare_deliveries[--module->spare_count]);
+    }
 }
 
 static PyObject *delivery_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -44,14 +63,21 @@ static PyObject *delivery_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (!PyArg_ParseTuple(args, "On:Delivery", &pack, &index)) {
         return NULL;
     }
-    return make_delivery(type, pack, index);
+    ls_module *module = ls_module_of_type(type);
+    return module == NULL ? NULL : make_delivery(module, type, pack, index);
 }
 
 static void delivery_dealloc(DeliveryObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    ls_module *module = self->module;
     Py_XDECREF(self->pack);
-    type->tp_free(self);
+    bool plain = type->tp_basicsize == (Py_ssize_t)sizeof *self && type->tp_free == PyObject_Free;
+    if (plain && module != NULL && module->spare_count < SPARE_DELIVERIES) {
+        module->spare_deliveries[module->spare_count++] = self;
+    } else {
+        type->tp_free(self);
+    }
     Py_DECREF(type);
 }
 
@@ -157,6 +183,9 @@ typedef struct {
     ls_module *module;
     PyObject *routes;                  /* dict: topic -> Route; strong */
     PyTypeObject *delivery;            /* what send() returns; strong */
+    PyObject *last_topic;              /* of the last send(), and where it led to; strong, or NULL */
+    RouteObject *last_route;
+    PyTypeObject *lane_type;           /* a type whose objects are builders; only compared with */
     long long held;                    /* bytes sent since someone looked how much is held */
     long long held_max;                /* look again then */
     char quick;                        /* nothing stands between the user's bytes and the batch */
@@ -186,13 +215,21 @@ static int sender_traverse(SenderObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->routes);
     Py_VISIT(self->delivery);
+    Py_VISIT(self->last_route);
     return 0;
+}
+
+static void forget_last(SenderObject *self)
+{
+    Py_CLEAR(self->last_topic);
+    Py_CLEAR(self->last_route);
 }
 
 static int sender_clear(SenderObject *self)
 {
     Py_CLEAR(self->routes);
     Py_CLEAR(self->delivery);
+    forget_last(self);
     return 0;
 }
 
@@ -246,7 +283,28 @@ static BuilderObject *lane_for(SenderObject *self, RouteObject *route, PyObject 
         route->left -= size > 0 ? size : 1;
     }
     PyObject *lane = PyList_GET_ITEM(route->lanes, number);
-    return PyObject_TypeCheck(lane, self->module->builder_type) ? (BuilderObject *)lane : NULL;
+    if (Py_TYPE(lane) != self->lane_type) {
+        if (!PyObject_TypeCheck(lane, self->module->builder_type)) {
+            return NULL;
+        }
+        self->lane_type = Py_TYPE(lane);
+    }
+    return (BuilderObject *)lane;
+}
+
+/* The route of a topic, borrowed; NULL without an exception when there is none yet. */
+static RouteObject *route_of(SenderObject *self, PyObject *topic)
+{
+    if (topic == self->last_topic) {
+        return self->last_route;
+    }
+    PyObject *route = PyDict_GetItemWithError(self->routes, topic);
+    if (route == NULL || !PyObject_TypeCheck(route, self->module->route_type)) {
+        return NULL;
+    }
+    Py_XSETREF(self->last_topic, Py_NewRef(topic));
+    Py_XSETREF(self->last_route, (RouteObject *)Py_NewRef(route));
+    return (RouteObject *)route;
 }
 
 /* send(topic, value, *, key=None, headers=(), timestamp=None, partition=None, ...) -> Delivery */
@@ -275,14 +333,11 @@ static PyObject *sender_send(SenderObject *self, PyObject *const *args, Py_ssize
     if (key != NULL && key != Py_None && !PyBytes_CheckExact(key)) {
         return send_slowly(self, args, count, names);
     }
-    PyObject *route = PyDict_GetItemWithError(self->routes, args[0]);
+    RouteObject *route = route_of(self, args[0]);
     if (route == NULL && PyErr_Occurred()) {
         return NULL;
     }
-    BuilderObject *lane = NULL;
-    if (route != NULL && PyObject_TypeCheck(route, module->route_type)) {
-        lane = lane_for(self, (RouteObject *)route, value, key, fields[4]);
-    }
+    BuilderObject *lane = route == NULL ? NULL : lane_for(self, route, value, key, fields[4]);
     if (lane == NULL || lane->pack == NULL) {
         return send_slowly(self, args, count, names);
     }
@@ -293,7 +348,8 @@ static PyObject *sender_send(SenderObject *self, PyObject *const *args, Py_ssize
         (fields[3] == NULL || ls_timestamp_from(fields[3], &timestamp)) &&
         ls_builder_append(lane, value, key, fields[2], timestamp)) {
         self->held += (long long)PyBytes_GET_SIZE(value) + 32;
-        delivery = make_delivery(self->delivery, lane->pack, (Py_ssize_t)lane->arena.records - 1);
+        delivery = make_delivery(module, self->delivery, lane->pack,
+                                 (Py_ssize_t)lane->arena.records - 1);
     }
     Py_DECREF(lane);
     return delivery;
@@ -316,7 +372,20 @@ static PyObject *sender_put(SenderObject *self, PyObject *const *args, Py_ssize_
         PyErr_SetString(PyExc_SystemError, "a lane without a pack");
         return NULL;
     }
-    return make_delivery(self->delivery, lane->pack, (Py_ssize_t)lane->arena.records - 1);
+    return make_delivery(self->module, self->delivery, lane->pack,
+                         (Py_ssize_t)lane->arena.records - 1);
+}
+
+/* set_route(topic, route): where records of a topic go from now on. */
+static PyObject *sender_set_route(SenderObject *self, PyObject *args)
+{
+    PyObject *topic, *route;
+    if (!PyArg_ParseTuple(args, "UO!:_set_route", &topic, self->module->route_type, &route) ||
+        PyDict_SetItem(self->routes, topic, route) < 0) {
+        return NULL;
+    }
+    forget_last(self);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef sender_methods[] = {
@@ -326,6 +395,8 @@ static PyMethodDef sender_methods[] = {
                "Send a record; what it returns tells where it went, and when it is there.\n\n"
                "Returns at once, unless the buffer has to be written first.  `callback` is called "
                "with the\nDelivery when it is done.  `dedupe_id`: see Producer.")},
+    {"_set_route", (PyCFunction)sender_set_route, METH_VARARGS,
+     PyDoc_STR("Send the records of a topic another way.")},
     {"_put", (PyCFunction)(void (*)(void))sender_put, METH_FASTCALL,
      PyDoc_STR("Add a record to a lane.")},
     {NULL, NULL, 0, NULL},

@@ -140,6 +140,7 @@ def dump_log(
     print_data: bool = True,
     allow_gaps: bool = False,
     decode_offsets: bool = False,
+    decode_transactions: bool = False,
 ) -> str:
     """What kafka-dump-log prints about files (or about all files of directories).
 
@@ -153,6 +154,7 @@ def dump_log(
         "--verify-index-only": verify_index,
         "--print-data-log": print_data,
         "--offsets-decoder": decode_offsets,
+        "--transaction-log-decoder": decode_transactions,
     }
     arguments = [option for option, wanted in options.items() if wanted]
     files = ",".join(str(file) for file in partition_files(paths))

@@ -36,6 +36,7 @@ def run(example: str, *arguments: object) -> str:
         ("outbox.py", '3: {"order": 4, "item": "jam", "amount": 5}'),
         ("time_travel.py", "Thursday 08:00: {'tea': 320, 'bread': 280}"),
         ("work_log.py", "every result once, in order"),
+        ("exactly_once.py", "100 committed, 100 different"),
         ("worker_group.py", "400 jobs done; all committed: True"),
         ("rewind.py", "from Tuesday on again, right tax: 2880"),
         ("frames.py", "arrow: 50000 rows, total 24864583"),

@@ -9,6 +9,7 @@ CLANG ?= clang
 FUZZ_SECONDS ?= 60
 KILLS ?= 10000
 IMAGES ?= 5000
+TSAN_ROUNDS ?= 30
 LOGSTORE_BUILD ?= release
 export LOGSTORE_BUILD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,7 +29,7 @@ FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuz
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
-.PHONY: help demo test kill powercut asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help demo test kill powercut tsan asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -42,6 +43,7 @@ help:
 	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang)'
 	@echo 'make kill       kill -9 of a writer under load, KILLS=10000 times, checked by a ledger'
 	@echo 'make powercut   power cuts on a real ext4 by block replay, IMAGES=5000 (root)'
+	@echo 'make tsan       threads on the C core under ThreadSanitizer, TSAN_ROUNDS=30'
 	@echo 'make build      the extension in place (LOGSTORE_BUILD=release|debug|asan|tsan)'
 	@echo 'make clean      what make made, except .venv; make distclean takes that too'
 
@@ -109,6 +111,7 @@ demo: $(VENV)/.demo $(EXT)
 	@$(PY) examples/demo.py $(ARGS)
 
 test: build java core-test
+	@$(MAKE) --no-print-directory tsan TSAN_ROUNDS=3
 	$(SAY) pytest '$(or $(PYTEST_ARGS),tests)'
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
@@ -177,6 +180,16 @@ build/core/%.o: native/core/%.c $(CORE_H) Makefile
 build/core/tests/%.o: native/tests/%.c $(CORE_H) $(wildcard native/tests/*.h) Makefile
 	@mkdir -p $(@D)
 	@$(CC) $(CORE_FLAGS) -c $< -o $@
+
+# A compiler without the sanitizer says so, and nothing else is skipped.
+tsan:
+	@mkdir -p build/tsan; \
+	if echo 'int main(void) { return 0; }' | $(CC) -fsanitize=thread -x c - -o build/tsan/can 2>/dev/null \
+		&& build/tsan/can; then \
+		printf '%-7s %s\n' tsan '$(TSAN_ROUNDS) rounds of threads on the core'; \
+		$(CC) -std=c11 -g -O1 -fsanitize=thread -Inative/core -pthread $(CORE_C) \
+			native/tests/threads.c -o build/tsan/threads && build/tsan/threads $(TSAN_ROUNDS); \
+	else printf '%-7s %s\n' tsan '$(CC) has no ThreadSanitizer that runs here: skipped'; fi
 
 .SECONDARY:
 

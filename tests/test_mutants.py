@@ -273,11 +273,12 @@ BARRIERS = {
     ),
     "truncate: the plan stays": ("truncate", "unlink", "orders-0/truncate.plan"),
     "truncate: later segments stay": ("truncate", "unlink", "orders-0/*.log"),
-    "trim: the new start is not synced": ("trim", "sync", "orders-0/logstore.state.*.tmp"),
+    # Two files tell it, so that one may be damaged.
+    "trim: the new start is not synced": ("trim", "sync", "orders-0/logstore.*.tmp"),
     "trim: the new start is not put in its place": (
         "trim",
         "rename",
-        "orders-0/logstore.state.*.tmp",
+        "orders-0/logstore.*.tmp",
     ),
     "reopen: the log is not synced": ("reopen", "datasync", "orders-0/*.log"),
     "compact: new segments are not synced": ("compact", "sync", "orders-0/*.log.cleaned"),

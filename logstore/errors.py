@@ -266,7 +266,28 @@ class LockedError(LogStoreError, OSError):
 
 
 class DiskFullError(LogStoreError, OSError):
-    """The device or quota is full.  Nothing was appended; the log can be read."""
+    """The device or quota is full.  Nothing was appended; the log can be read.
+
+    ``.free_bytes`` is what the file system had left, ``.needed_bytes`` what was to be written,
+    ``.reclaimable_bytes`` what retention could delete now, and ``.remedy`` how; None or empty where
+    nobody asked.  Once there is space, appending goes on through the same handle.
+    """
+
+    free_bytes: int | None = None
+    needed_bytes: int | None = None
+    reclaimable_bytes: int | None = None
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        numbers = [
+            f"{number} bytes {what}"
+            for number, what in ((self.free_bytes, "free"), (self.needed_bytes, "needed"))
+            if number is not None
+        ]
+        said = OSError.__str__(self)
+        if numbers:
+            said = f"{said}: {', '.join(numbers)}"
+        return f"{said}; {self.remedy}" if self.remedy else said
 
 
 class IndeterminateAppendError(LogStoreError, OSError):

@@ -27,6 +27,7 @@ from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import PartitionConfig, wants_fsync
 from logstore.recovery import Claims, RecoveryProgress, load, refuse_foreign
+from logstore.reserve import PARTITION_RESERVE_BYTES, Reserve
 from logstore.rewritable import RewritableLog
 from logstore.view import View
 
@@ -76,11 +77,13 @@ class Partition(RewritableLog, Closeable):
         config: PartitionConfig | Mapping[str, Any] | None = None,
         clock: Clock | None = None,
         progress: RecoveryProgress | None = None,
+        reserve_bytes: int = PARTITION_RESERVE_BYTES,
     ) -> Partition:
         """Open a partition directory, creating it if it is missing.
 
         After a crash the unchecked end of the log is verified and repaired; `progress` is called
         with (bytes checked, bytes in all), and ``partition.recovery`` tells what was found.
+        `reserve_bytes` of the disk are kept for deleting and closing when it is full.
         Raises LockedError when another handle has it open for writing, FileNotFoundError when it is
         missing and may not be created, NotALogError, InvalidNameError.
         """
@@ -95,6 +98,8 @@ class Partition(RewritableLog, Closeable):
             refuse_foreign(directory)
             if not readonly:
                 self._owner = DirectoryLock(directory)
+                directory.room = reserve = Reserve(directory, reserve_bytes)
+                reserve.fill()
             self._load(progress)
         except BaseException:
             self._drop()

@@ -20,6 +20,7 @@ import bisect
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,9 +44,10 @@ from logstore.checkpoint import (
 )
 from logstore.digest import SegmentDigest
 from logstore.epochs import LeaderEpochs
-from logstore.errors import NotALogError, UnsupportedFormatError
+from logstore.errors import DiskFullError, NotALogError, UnsupportedFormatError
 from logstore.index import TransactionIndex
 from logstore.producers import DiscardedSnapshot
+from logstore.reserve import RESERVE_NAME
 from logstore.segment import Segment, SegmentContents, empty_contents
 from logstore.split import split_wide_segments
 from logstore.swap import SWAP_PLAN, SwapPlan
@@ -58,6 +60,9 @@ log = logging.getLogger("logstore.recovery")
 RecoveryProgress = Callable[[int, int], None]
 
 TRUNCATION_PLAN = "truncate.plan"
+TORN = re.compile(r".+\.torn-\d+\Z")
+TORN_FILES_MAX = 16  # kept in one directory
+TORN_BYTES_MAX = 64 << 20  # kept of one torn tail
 DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 _COPY_BYTES = 1 << 20
 BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
@@ -175,7 +180,7 @@ def refuse_foreign(directory: Directory) -> None:
         return
     known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
              "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME,
-             StartMark.NAME}  # fmt: skip
+             StartMark.NAME, RESERVE_NAME}  # fmt: skip
     for name in sorted(names):
         recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
         if name not in known and not recognised and ".torn-" not in name:
@@ -381,9 +386,15 @@ class _Loader:
         log.warning("%s set aside as %s: %s", segment.path, kept, why)
 
     def torn_name(self, name: str) -> str:
-        taken = set(self.directory.names())
+        """A name for what is kept aside; the oldest goes when there are many."""
+        kept = [each for each in self.directory.names() if TORN.match(each)]
+        kept.sort(key=lambda each: (self.directory.modified_ms(each), each))
+        for each in kept[: max(0, len(kept) - TORN_FILES_MAX + 1)]:
+            self.remove(each)
+            log.warning("%s/%s removed: more than %d such files",
+                        self.directory.path, each, TORN_FILES_MAX)  # fmt: skip
         number = 1
-        while f"{name}.torn-{number}" in taken:
+        while f"{name}.torn-{number}" in kept:
             number += 1
         return f"{name}.torn-{number}"
 
@@ -414,7 +425,7 @@ class _Loader:
     def rebuild_indexes(self, segment: Segment) -> None:
         contents = self.walk(segment)
         if not self.readonly:
-            segment.write_indexes(contents, sync=False)
+            self.write_indexes(segment, contents, sync=False)
         self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
 
     # ---- after a crash ----
@@ -609,9 +620,11 @@ class _Loader:
         log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
 
     def copy_aside(self, segment: Segment, position: int, size: int) -> Path | None:
+        """Keep the first bytes of what is cut; nothing when they are zeros or the disk is full."""
         kept: str | None = None
         target: _native.File | None = None
         start = position
+        size = min(size, position + TORN_BYTES_MAX)
         try:
             while position < size:
                 piece = segment.file.pread(min(_COPY_BYTES, size - position), position)
@@ -625,6 +638,12 @@ class _Loader:
                 position += len(piece)
             if target is not None:
                 target.sync()
+        except DiskFullError as error:
+            # Nobody was ever promised these bytes; opening the log must not need room for them.
+            log.warning("%s: the torn bytes at %d are not kept: %s", segment.path, start, error)
+            if kept is not None:
+                self.directory.unlink(kept)
+            kept = None
         finally:
             if target is not None:
                 target.close()
@@ -639,8 +658,17 @@ class _Loader:
             held = []
         wanted = [contents.offsets, segment.final_times(contents)]
         if held != wanted:
-            segment.write_indexes(contents, sync=True)
+            self.write_indexes(segment, contents, sync=True)
             self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
+
+    def write_indexes(self, segment: Segment, contents: SegmentContents, *, sync: bool) -> None:
+        try:
+            segment.write_indexes(contents, sync=sync)
+        except DiskFullError as error:
+            log.warning("%s: no room for its indexes, which are made when needed: %s",
+                        segment.path, error)  # fmt: skip
+            for suffix in (".index", ".timeindex"):
+                self.directory.unlink(segment_name(segment.base_offset, suffix))
 
     def restart_at(self, start: int, loaded: LoadedLog) -> LoadedLog:
         """The log ends below its own start: nothing of it is valid any more."""
@@ -768,6 +796,6 @@ class TruncationPlan:
             index = TransactionIndex(self.base_offset, directory.read(name))
             index.truncate_to(self.end_offset)
             if index.entries:
-                directory.write(name, index.entries, sync=True)
+                directory.with_room(lambda: directory.write(name, index.entries, sync=True))
             else:
                 directory.unlink(name)

@@ -123,9 +123,11 @@ class StableStorage:
     def write_mark(self) -> None:
         """Write down what is durable now."""
         with self._lock:
-            if self._mark is not None:
+            mark = self._mark
+            if mark is not None:
                 # Asked for under the lock: a cut lowers it first, and then comes here.
-                self._mark.write(self.commit.durable_offset)
+                offset = self.commit.durable_offset
+                self._view.directory.with_room(lambda: mark.write(offset))
 
     def write_state(self, *, clean: bool = False, sync: bool) -> None:
         """Write the state file; `clean` promises that there is nothing for recovery to do."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import errno
 import functools
@@ -69,6 +70,8 @@ from logstore.partitioner import KeyPartitioner, Partitioner
 from logstore.problem import Problem, ProblemKind
 from logstore.producer_ids import ProducerIds
 from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
+from logstore.reserve import RESERVE_NAME, STORE_RESERVE_BYTES, Reserve
+from logstore.retention import RetentionDecision
 from logstore.root import (
     PARTITIONS_MAX,
     Catalogue,
@@ -126,12 +129,14 @@ def open(
     clock: Clock | None = None,
     partitioner: Partitioner | None = None,
     progress: RecoveryProgress | None = None,
+    reserve_bytes: int = STORE_RESERVE_BYTES,
 ) -> Store:
     """Open a directory of topics, creating it if it is missing.
 
     `config` is what topics without a setting of their own use; like `partitioner`, which chooses
     partitions for all topics, it is not stored.  `progress` is called with (bytes checked, bytes
     found so far) while partitions are recovered after a crash, from several threads.
+    `reserve_bytes` of the disk are kept for deleting, closing and recovering when it is full.
 
     Raises LockedError when another process, store, partition or broker writes there,
     FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
@@ -139,7 +144,7 @@ def open(
     """
     return Store._open(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
-                       progress=progress)  # fmt: skip
+                       progress=progress, reserve_bytes=reserve_bytes)  # fmt: skip
 
 
 class Store(Mapping[str, Topic], Closeable):
@@ -161,6 +166,7 @@ class Store(Mapping[str, Topic], Closeable):
         self._partitioner = partitioner
         self._lock = threading.RLock()
         self._owner: DirectoryLock | None = None
+        self._reserve = Reserve(directory, 0)
         self._closed = False
         self._forked = False
         self._topics: dict[str, Topic] = {}
@@ -183,7 +189,7 @@ class Store(Mapping[str, Topic], Closeable):
     def _open(cls, path: Path, *, readonly: bool, create: bool, durability: str,
               config: PartitionConfig | Mapping[str, Any] | None, clock: Clock | None,
               partitioner: Partitioner | None, progress: RecoveryProgress | None,
-              ) -> Store:  # fmt: skip
+              reserve_bytes: int) -> Store:  # fmt: skip
         settings = PartitionConfig.of(config)
         wants_fsync(durability)
         directory = Directory(path, create=create and not readonly)
@@ -195,6 +201,9 @@ class Store(Mapping[str, Topic], Closeable):
                 self._load_root()
             else:
                 self._owner = DirectoryLock(directory, root=True)
+                directory.room = self._reserve = Reserve(directory, reserve_bytes)
+                self._reserve.reclaimable = _reclaimable_of(weakref.ref(self))
+                self._reserve.fill()
                 self._take_over(progress)
         except BaseException:
             self._closed = True
@@ -638,10 +647,11 @@ class Store(Mapping[str, Topic], Closeable):
         self._forget_offsets(name, range(first, entry.partitions))
         self._catalogue.put(name, dataclasses.replace(entry, creating_from=first))
         try:
-            for number in range(first, entry.partitions):
-                self._make_partition(f"{name}-{number}", entry.id)
-            self._directory.sync()
-            self._catalogue.put(name, entry)
+            with self._reserve.shut():
+                for number in range(first, entry.partitions):
+                    self._make_partition(f"{name}-{number}", entry.id)
+                self._directory.sync()
+                self._catalogue.put(name, entry)
         except BaseException:
             # Undone now if it can be; otherwise the next open finds the entry and does it.
             with contextlib.suppress(OSError):
@@ -734,6 +744,7 @@ class Store(Mapping[str, Topic], Closeable):
             self._catalogue.remove(name)
             self._forget_offsets(name, topic._numbers)
             left = self._remove_deleted()
+            self._reserve.restore()
             log.info("deleted topic %s", name)
             for error in [left[each] for each in aside if each in left]:
                 error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
@@ -798,6 +809,21 @@ class Store(Mapping[str, Topic], Closeable):
             raise faults[0]
         self._directory.remove_directory(name)
 
+    def enforce(
+        self, *, now: int | datetime.datetime | None = None, dry_run: bool = False
+    ) -> dict[str, list[RetentionDecision]]:
+        """Let every partition delete what its settings no longer keep; decisions by partition.
+
+        Works on a full disk, and is the way out of one.  See `Partition.enforce`.
+        """
+        if not dry_run:
+            self._writable()
+        decisions = {}
+        for name, topic in self.items():
+            for number in list(topic._numbers):
+                decisions[f"{name}-{number}"] = topic[number].enforce(now=now, dry_run=dry_run)
+        return decisions
+
     # ---- durability ----
 
     def sync(self) -> None:
@@ -850,6 +876,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _write_checkpoints(self) -> None:
         """Each only after what it claims is durable; one that says the same is left as it is."""
+        self._reserve.restore()
         for partition in self._opened_partitions():
             if not partition.closed and partition.failure is None:
                 self._note_offsets(partition)
@@ -996,6 +1023,17 @@ class Store(Mapping[str, Topic], Closeable):
             )
 
 
+def _reclaimable_of(owner: weakref.ref[Store]) -> Callable[[], int]:
+    """What retention could free in all partitions that are open; a reserve keeps no store alive."""
+
+    def reclaimable() -> int:
+        held = owner()
+        partitions = [] if held is None else held._opened_partitions()
+        return sum(p.reclaimable_bytes() for p in partitions if not p.closed)
+
+    return reclaimable
+
+
 def _forget_state(directory: Directory) -> None:
     directory.unlink(PartitionState.NAME)
     directory.unlink(DurableMark.NAME)
@@ -1019,7 +1057,7 @@ def _refuse_foreign(directory: Directory) -> None:
         )
     for name in sorted(names):
         there = partition_directories([name]) or is_deleted(name) or name.endswith(".tmp")
-        if not there and not name.startswith(".") and name != "lost+found":
+        if not there and not name.startswith(".") and name not in ("lost+found", RESERVE_NAME):
             raise NotALogError(
                 f"{directory.path} is not a store: it holds {name!r}; choose an empty or a new "
                 f"directory"

@@ -28,6 +28,7 @@ from logstore.config import wants_fsync
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
+    DiskFullError,
     FencedError,
     InvalidRecordError,
     NotALogError,
@@ -154,13 +155,20 @@ class WritableLog(ReadableLog):
     def _close_cleanly(self) -> None:
         view, stable = self._view, self._stable
         end = self._next_offset()
-        view.segments[-1].flush_indexes(sync=True, final=True)
-        stable.add(view.producers.close(view.segments, end))
-        stable.names_changed()
-        stable.commit.wait_for(end, end)
-        self._sync_written()
-        view.recovery_point = end
-        stable.write_state(clean=True, sync=True)
+        active = view.segments[-1]
+        try:
+            view.directory.with_room(lambda: active.flush_indexes(sync=True, final=True))
+            stable.add(view.producers.close(view.segments, end))
+            stable.names_changed()
+            stable.commit.wait_for(end, end)
+            self._sync_written()
+            view.recovery_point = end
+            stable.write_state(clean=True, sync=True)
+        except DiskFullError as error:
+            # Indexes and state can be made again; the records are what has to be safe.
+            log.warning("%s: no room to close it cleanly, the next open checks it: %s",
+                        self.name, error)  # fmt: skip
+            stable.commit.wait_for(end, end)
 
     def _abandon_in_child(self) -> None:
         """After fork: locks may be held by threads that do not exist here; the files are not ours.

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first: a room may import those before it.
 ROOMS = (
     *("closeable", "errors", "config", "clock", "timer", "fields"),
-    *("_native", "_files", "codecs", "record", "batch"),
+    *("_native", "_files", "reserve", "codecs", "record", "batch"),
     *("index", "summary", "digest", "problem", "segment", "checkpoint", "epochs", "root"),
     *("producer_ids", "producer_state", "producers"),
     *(

@@ -69,12 +69,12 @@ SIGNATURES = [
     (
         Partition.open,
         "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
-        "progress=None)",
+        "progress=None, reserve_bytes=262144)",
     ),
     (
         logstore.open,
         "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
-        "partitioner=None, progress=None)",
+        "partitioner=None, progress=None, reserve_bytes=1048576)",
     ),
     (
         Store.create_topic,

@@ -24,6 +24,7 @@
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
+        FailedLogError            ClosedError    an fsync failed earlier: nothing is appended
         InterruptedAppendError    KeyboardInterrupt
 
 Other ``OSError``s pass through as the operating system gave them.
@@ -40,6 +41,7 @@ __all__ = [
     "ConflictError",
     "CorruptLogError",
     "DiskFullError",
+    "FailedLogError",
     "FencedError",
     "ForkedHandleError",
     "IndeterminateAppendError",
@@ -298,6 +300,18 @@ class IndeterminateAppendError(LogStoreError, OSError):
 
     def __init__(self, reason: str, *, offsets: range) -> None:
         super().__init__(f"{reason}; {_named(offsets)} may or may not be in the log")
+        self.offsets = offsets
+
+
+class FailedLogError(IndeterminateAppendError, ClosedError):
+    """An fsync failed: nothing is appended through this handle any more.  Open the log again.
+
+    What this call brought is not in the log; ``.offsets`` is empty.  What others appended above the
+    durable offset may or may not be.
+    """
+
+    def __init__(self, reason: str, *, offsets: range) -> None:
+        OSError.__init__(self, reason)
         self.offsets = offsets
 
 

@@ -193,7 +193,7 @@ class Partition(RewritableLog, Closeable):
         try:
             self._digest_sealed(CLOSE_DIGEST_BYTES)
         except OSError as error:
-            log.warning("%s: no digests were noted: %s", self.name, error)
+            log.warning("%s: no digests were noted: %s", self.name, str(error))
 
     def discard(self) -> None:
         """Close without writing anything: for a store that deletes it or has failed."""

@@ -45,6 +45,7 @@ from logstore.checkpoint import (
 from logstore.digest import SegmentDigest
 from logstore.epochs import LeaderEpochs
 from logstore.errors import DiskFullError, NotALogError, UnsupportedFormatError
+from logstore.failed_sync import FailedSync
 from logstore.index import TransactionIndex
 from logstore.producers import DiscardedSnapshot
 from logstore.reserve import RESERVE_NAME
@@ -104,6 +105,7 @@ class RecoveryReport:
     indexes_rebuilt: list[Path] = dataclasses.field(default_factory=list)
     removed: list[Path] = dataclasses.field(default_factory=list)
     set_aside: list[Path] = dataclasses.field(default_factory=list)
+    rewritten: list[Path] = dataclasses.field(default_factory=list)  # after a failed fsync
     truncation_finished: bool = False
     swap_finished: bool = False  # rewritten segments took the place of old ones
     snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
@@ -180,7 +182,7 @@ def refuse_foreign(directory: Directory) -> None:
         return
     known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
              "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME,
-             StartMark.NAME, RESERVE_NAME}  # fmt: skip
+             StartMark.NAME, RESERVE_NAME, FailedSync.NAME}  # fmt: skip
     for name in sorted(names):
         recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
         if name not in known and not recognised and ".torn-" not in name:
@@ -226,12 +228,15 @@ class _Loader:
         self.mark = -1
         self.epochs = LeaderEpochs()
         self.state: PartitionState | None = None
+        # An fsync failed when it was last written: nothing that is cached is believed.
+        self.failed: FailedSync | None = None
         self.staged: set[int] = set()  # readonly: segments that are still named .swap
 
     def load(self) -> LoadedLog:
         if self.readonly:
             # Before the listing: beside a writer the files may be ahead of it, never behind.
             self.mark = DurableMark.read(self.directory)
+        self.failed = FailedSync.read(self.directory)
         state = PartitionState.read(self.directory)
         self.state_lost = state is None
         self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
@@ -287,7 +292,8 @@ class _Loader:
         for segment in segments:
             segment.stage = ".swap" if segment.base_offset in self.staged else ""
         start = max(bases[0], state.start_offset if state else 0)
-        if state is not None and state.clean and self.matches(state, segments):
+        believed = state is not None and state.clean and self.failed is None
+        if believed and state is not None and self.matches(state, segments):
             loaded = self.load_clean(state, segments, set(names))
             loaded.untouched = not self.report.removed
         else:
@@ -448,6 +454,8 @@ class _Loader:
         mark = self.mark if self.own_state else -1
         durable = max(mark, recovery_point) if state else 0
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+        if self.failed is not None:
+            same_boot = False  # as after a power cut: any page may be the old one
         first = max(
             (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0
         )
@@ -467,6 +475,8 @@ class _Loader:
         for number in range(first, len(segments)):
             segment = segments[number]
             last = number == len(segments) - 1
+            if not self.readonly and (same_boot or self.failed is not None):
+                self.forget_cached(segment, durable)
             found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
             contents = found
             self.note_epochs(found)
@@ -483,6 +493,10 @@ class _Loader:
                 segments = segments[: number + 1]
                 segment.next_base = None
                 break
+        if self.failed is not None and not self.readonly:
+            for segment in segments[first:]:
+                self.write_anew(segment)
+            FailedSync.remove(self.directory)
         lost_end = durable if needs_roll else -1
         if needs_roll and not self.readonly:
             contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
@@ -493,6 +507,47 @@ class _Loader:
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
                          needs_roll=needs_roll, lost_end=lost_end,
                          quiet_from=quiet_from)  # fmt: skip
+
+    # ---- after a failed fsync ----
+
+    def forget_cached(self, segment: Segment, durable: int) -> None:
+        """Have the bytes above the durable mark read from the device, not from memory.
+
+        Pages that were never written back stay; those that a failed fsync left look clean and go.
+        """
+        position = 0
+        if self.failed is None and segment.base_offset < durable:
+            position = max(0, segment.offset_index.lookup(durable)[1])
+        segment.release()
+        file = self.directory.open(segment_name(segment.base_offset, ".log"))
+        try:
+            file.forget(position, max(0, file.size() - position))
+        finally:
+            file.close()
+
+    def write_anew(self, segment: Segment) -> None:
+        """Put what was found sound into a new file, which no failed fsync has touched."""
+        name = segment_name(segment.base_offset, ".log")
+        unfinished = f"{name}.tmp"
+        segment.release()
+        self.directory.unlink(unfinished)
+        source = self.directory.open(name)
+        try:
+            target = self.directory.open(unfinished, write=True, create=True, exclusive=True)
+            try:
+                position = 0
+                while piece := source.pread(_COPY_BYTES, position):
+                    target.pwrite(piece, position)
+                    position += len(piece)
+                target.sync()
+            finally:
+                target.close()
+        finally:
+            source.close()
+        self.directory.rename(unfinished, name)
+        self.directory.sync()
+        self.report.rewritten.append(self.directory.path / name)
+        log.warning("%s written anew after a failed fsync", segment.path)
 
     # ---- leader epochs ----
 
@@ -640,7 +695,9 @@ class _Loader:
                 target.sync()
         except DiskFullError as error:
             # Nobody was ever promised these bytes; opening the log must not need room for them.
-            log.warning("%s: the torn bytes at %d are not kept: %s", segment.path, start, error)
+            log.warning(
+                "%s: the torn bytes at %d are not kept: %s", segment.path, start, str(error)
+            )
             if kept is not None:
                 self.directory.unlink(kept)
             kept = None
@@ -666,7 +723,7 @@ class _Loader:
             segment.write_indexes(contents, sync=sync)
         except DiskFullError as error:
             log.warning("%s: no room for its indexes, which are made when needed: %s",
-                        segment.path, error)  # fmt: skip
+                        segment.path, str(error))  # fmt: skip
             for suffix in (".index", ".timeindex"):
                 self.directory.unlink(segment_name(segment.base_offset, suffix))
 

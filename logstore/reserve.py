@@ -17,10 +17,11 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 from logstore._files import Directory
-from logstore.errors import DiskFullError
+from logstore.errors import ClosedError, DiskFullError
 
 __all__ = ["PARTITION_RESERVE_BYTES", "RESERVE_NAME", "STORE_RESERVE_BYTES", "Reserve"]
 
@@ -36,7 +37,7 @@ class Reserve:
     """The reserve of one directory and of those below it.  Threads share it."""
 
     def __init__(self, directory: Directory, size_bytes: int) -> None:
-        self._directory = directory
+        self._owner = weakref.ref(directory)  # which has us: a dropped one goes at once
         self._size_bytes = size_bytes
         self._left = 0
         self._shut = 0
@@ -44,6 +45,13 @@ class Reserve:
         self.short = False  # some of it was given away
         # How many bytes retention could free; a store knows.
         self.reclaimable: Callable[[], int] | None = None
+
+    @property
+    def _directory(self) -> Directory:
+        directory = self._owner()
+        if directory is None:
+            raise ClosedError("the directory of this reserve is gone")
+        return directory
 
     def fill(self) -> bool:
         """Make it whole, or again what it was; False when the disk has no room for it."""
@@ -54,7 +62,9 @@ class Reserve:
                 self._allocate()
             except OSError as error:
                 if not self.short:
-                    log.warning("%s: no reserve could be made: %s", self._directory.path, error)
+                    log.warning(
+                        "%s: no reserve could be made: %s", self._directory.path, str(error)
+                    )
                 self.short = True
                 return False
             self.short = False

@@ -83,6 +83,7 @@ from logstore.root import (
 )
 from logstore.topic import Topic, TopicDescription, check_topic_name
 from logstore.verify import RootInspection
+from logstore.writable import WritableLog
 
 __all__ = ["Store", "StoreRecovery", "open"]
 
@@ -337,7 +338,7 @@ class Store(Mapping[str, Topic], Closeable):
         if self._partitions_opened % 64 == 0:
             _make_room_for_files(self._partitions_opened + 64)
         try:
-            return Partition.open_in_store(
+            partition = Partition.open_in_store(
                 self._directory,
                 f"{name}-{number}",
                 lock=self._owner,
@@ -347,6 +348,8 @@ class Store(Mapping[str, Topic], Closeable):
                 claims=claims,
                 progress=progress,
             )
+            partition.sync_failed = _suspect_others_of(weakref.ref(self))
+            return partition
         except FileNotFoundError:
             if self._directory.exists(f"{name}-{number}"):
                 raise
@@ -516,6 +519,7 @@ class Store(Mapping[str, Topic], Closeable):
         """
         check_choice(on_corrupt)
         problems = RootInspection(self._directory).run()
+        unopened: BaseException | None = None
         done = total = 0
 
         def moved(now: int, in_all: int) -> None:
@@ -534,12 +538,15 @@ class Store(Mapping[str, Topic], Closeable):
                 except ClosedError:
                     raise
                 except (LogStoreError, OSError) as error:
+                    unopened = unopened or error
                     if not any(problem.path == where for problem in problems):
                         kind = ProblemKind.UNOPENABLE_PARTITION
                         problems.append(Problem(kind, where, str(error)))
                     continue
                 done, total = done + size, total + size
         if on_corrupt == "raise":
+            if unopened is not None:
+                raise unopened
             raise_first_error(problems)
         return problems
 
@@ -1021,6 +1028,18 @@ class Store(Mapping[str, Topic], Closeable):
                 stacklevel=2,
                 source=self,
             )
+
+
+def _suspect_others_of(owner: weakref.ref[Store]) -> Callable[[WritableLog], None]:
+    """After a failed fsync, the next append of every other partition ends with one of its own."""
+
+    def suspect(failed: WritableLog) -> None:
+        held = owner()
+        for partition in [] if held is None else held._opened_partitions():
+            if partition is not failed and not partition.closed and not partition.readonly:
+                partition.suspect()
+
+    return suspect
 
 
 def _reclaimable_of(owner: weakref.ref[Store]) -> Callable[[], int]:

@@ -51,6 +51,7 @@ class View:
         self.start_offset = 0
         self.dense_from = 0  # from here on no offset is missing, but by damage
         self.version = 0  # moves with every change that is more than an append
+        self.limit = INT64_MAX  # after a failed fsync: what lies above was perhaps never written
         self.recovery_point = 0  # all below was checked, and is on stable storage
         # Replaced as one: base offsets, and the segments that have them.
         self._snapshot: tuple[list[int], tuple[Segment, ...]] = ([], ())

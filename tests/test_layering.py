@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (
     *("closeable", "errors", "config", "clock", "timer", "fields"),
     *("_native", "_files", "reserve", "codecs", "record", "batch"),
-    *("index", "summary", "digest", "problem", "segment", "checkpoint", "epochs", "root"),
+    *("index", "summary", "digest", "failed_sync", "problem"),
+    *("segment", "checkpoint", "epochs", "root"),
     *("producer_ids", "producer_state", "producers"),
     *(
         "incoming",

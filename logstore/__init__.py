@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TransactionAbortedError,
         TransactionStateError,
         UnknownTopicError,
+        UnsafeFileSystemError,
         UnsupportedFormatError,
     )
     from logstore.groups import (
@@ -201,6 +202,7 @@ __all__ = [
     "TransactionStateError",
     "Transition",
     "UnknownTopicError",
+    "UnsafeFileSystemError",
     "UnsupportedFormatError",
     "Writer",
     "open",
@@ -241,6 +243,7 @@ _ROOMS = {
         "TransactionAbortedError",
         "TransactionStateError",
         "UnknownTopicError",
+        "UnsafeFileSystemError",
         "UnsupportedFormatError",
     ),
     "groups": (

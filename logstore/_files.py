@@ -37,6 +37,7 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary", ".sum")
 # At a root: the last owner of the whole directory closed in order.  See logstore.root.
 CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
+FOREIGN_TWIN = b"foreign\n"  # matches no marker: a broker owned the directory, and we know
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
 
 
@@ -379,9 +380,19 @@ class DirectoryLock:
                 self._acquire(parent, fcntl.F_RDLCK, create=False)
             if parent.exists(CLEAN_MARKER):
                 # It speaks for every partition below, and one of them is about to change.
-                remove_clean_marker(parent)
+                if self._is_foreign(parent):
+                    parent.unlink(CLEAN_MARKER)  # the twin alone tells of the broker
+                    parent.sync()
+                else:
+                    remove_clean_marker(parent)
         finally:
             parent.close()
+
+    def _is_foreign(self, parent: Directory) -> bool:
+        """Whether someone has noted that a broker owned the directory: see logstore.partition."""
+        with contextlib.suppress(FileNotFoundError):
+            return parent.read(CLEAN_TWIN, 64) == FOREIGN_TWIN
+        return False
 
     def share(self) -> DirectoryLock:
         """For a partition below the root that this lock is for: the root's lock serves it, too."""

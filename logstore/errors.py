@@ -10,6 +10,7 @@
       InvalidRecordError          ValueError     a record that can never be stored
       InvalidNameError            ValueError     not a topic-N directory name
       NotALogError                ValueError     a directory that holds something else
+      UnsafeFileSystemError       ValueError     NFS, SMB, 9p or FUSE: see allow_unsafe_fs
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
       FencedError                 ValueError     someone with a higher epoch has taken over
       CorruptLogError             ValueError     bytes that cannot be what was written
@@ -61,6 +62,7 @@ __all__ = [
     "TransactionAbortedError",
     "TransactionStateError",
     "UnknownTopicError",
+    "UnsafeFileSystemError",
     "UnsupportedFormatError",
 ]
 
@@ -175,6 +177,19 @@ class CorruptLogError(LogStoreError, ValueError):
     def offsets(self) -> range:
         """The offsets that cannot be read."""
         return range(self.start_offset, self.end_offset)
+
+
+class UnsafeFileSystemError(LogStoreError, ValueError):
+    """The directory lies on a file system that cannot keep a log safe: ``.filesystem``."""
+
+    def __init__(self, filesystem: str, *, path: str | os.PathLike[str]) -> None:
+        super().__init__(
+            f"{os.fspath(path)} lies on {filesystem}, where locks and fsync cannot be relied on: "
+            f"choose a local disk, open it with readonly=True, or accept the risk with "
+            f"allow_unsafe_fs=True"
+        )
+        self.filesystem = filesystem
+        self.path = os.fspath(path)
 
 
 class UnknownTopicError(LogStoreError, KeyError):

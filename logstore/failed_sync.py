@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import threading
 
 from logstore import _native
@@ -24,7 +23,7 @@ __all__ = ["FailedSync"]
 
 log = logging.getLogger("logstore.partition")
 
-_unwritten: dict[tuple[int, int], FailedSync] = {}
+_unwritten: dict[str, FailedSync] = {}
 _lock = threading.Lock()
 
 
@@ -80,7 +79,5 @@ class FailedSync:
             _unwritten.pop(_identity(directory), None)
 
 
-def _identity(directory: Directory) -> tuple[int, int]:
-    with directory as fd:
-        status = os.fstat(fd)
-    return status.st_dev, status.st_ino
+def _identity(directory: Directory) -> str:
+    return str(directory.path.absolute())

@@ -257,7 +257,9 @@ class ReadableLog:
                 record = view.find_segment(wanted).get(wanted)
                 if record is None:
                     raise RecordNotFoundError(wanted, where=self.name)
-            except (CorruptLogError, FileNotFoundError, RecordNotFoundError):
+            except (CorruptLogError, FileNotFoundError, LookupError):
+                # Also an offset out of range: beside a writer that swaps files the log may have
+                # looked shorter for a moment.
                 if not view.moved_since(generation):
                     raise
             else:

@@ -40,6 +40,7 @@ from logstore.checkpoint import (
     DurableMark,
     PartitionState,
     StartMark,
+    lists_of_aborts,
     read_leader_epochs,
 )
 from logstore.digest import SegmentDigest
@@ -140,6 +141,7 @@ class LoadedLog:
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
     leader_epoch: int = 0  # the last that was begun
+    aborts_known: bool = True  # no list of aborted transactions is missing
     untouched: bool = False  # as a clean close left it: nothing has to be written yet
 
 
@@ -302,10 +304,26 @@ class _Loader:
             noted = StartMark.read(self.directory)
             start = max(start, noted if noted <= loaded.contents.next_offset else 0)
         loaded.start_offset = start
+        if state is not None and self.own_state and state.aborts >= 0:
+            indexed = {base_offset_of(name) for name in names if name.endswith(".txnindex")}
+            spans = [(segment.base_offset, segment.next_base) for segment in segments]
+            found = lists_of_aborts(spans, indexed, state.start_offset, state.recovery_point,
+                                    state.clean)  # fmt: skip
+            loaded.aborts_known = found == state.aborts
+            if not loaded.aborts_known:
+                log.warning("%s: a list of aborted transactions is missing: made from the log",
+                            self.directory.path)  # fmt: skip
         loaded.names = [name for name in names if name.endswith((".snapshot", ".txnindex"))]
         if state is None or not self.own_state:
             loaded.dense_from = loaded.contents.next_offset
         if loaded.contents.next_offset < start:
+            same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+            if not self.own_state or (same_boot and self.failed is None):
+                # Without a power cut no log ends below its start: the claim is not of this log.
+                log.warning("%s: a start at offset %d is beyond the end %d: ignored",
+                            self.directory.path, start, loaded.contents.next_offset)  # fmt: skip
+                loaded.start_offset = bases[0]
+                return loaded
             return self.restart_at(start, loaded)
         return loaded
 

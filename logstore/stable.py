@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from logstore import _native
 from logstore._files import boot_id
-from logstore.checkpoint import DurableMark, PartitionState
+from logstore.checkpoint import DurableMark, PartitionState, lists_of_aborts
 from logstore.commit import GroupCommit
 from logstore.leadership import Leadership
 from logstore.view import View
@@ -154,4 +154,11 @@ class StableStorage:
             active_indexes_crc=active.indexes_crc() if clean else 0,
             first_timestamp=-1 if writer is None else writer.first_timestamp,
             leader_epoch=self._leadership.epoch,
+            aborts=lists_of_aborts(
+                [(segment.base_offset, segment.next_base) for segment in view.segments],
+                view.producers.indexed,
+                view.start_offset,
+                view.recovery_point,
+                clean,
+            ),
         )

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
+from logstore._native import crc32c
 from logstore.checkpoint import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
@@ -46,7 +47,7 @@ from logstore.checkpoint import (
     PartitionState,
     TopicPartition,
     new_uuid,
-    read_offsets,
+    offsets_text,
     read_topic_id,
     topic_id_text,
     write_offsets,
@@ -64,6 +65,7 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from logstore.filesystem import require_safe
 from logstore.inspection import CheckProgress, bytes_to_inspect, check_choice, raise_first_error
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
@@ -82,6 +84,7 @@ from logstore.root import (
     partition_directories,
 )
 from logstore.topic import Topic, TopicDescription, check_topic_name
+from logstore.twin import CheckpointTwin
 from logstore.verify import RootInspection
 from logstore.writable import WritableLog
 
@@ -131,6 +134,7 @@ def open(
     partitioner: Partitioner | None = None,
     progress: RecoveryProgress | None = None,
     reserve_bytes: int = STORE_RESERVE_BYTES,
+    allow_unsafe_fs: bool = False,
 ) -> Store:
     """Open a directory of topics, creating it if it is missing.
 
@@ -141,11 +145,13 @@ def open(
 
     Raises LockedError when another process, store, partition or broker writes there,
     FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
-    holds something else.
+    holds something else, and UnsafeFileSystemError on a network file system, unless
+    ``allow_unsafe_fs=True``.
     """
     return Store._open(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
-                       progress=progress, reserve_bytes=reserve_bytes)  # fmt: skip
+                       progress=progress, reserve_bytes=reserve_bytes,
+                       allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
 
 
 class Store(Mapping[str, Topic], Closeable):
@@ -190,7 +196,7 @@ class Store(Mapping[str, Topic], Closeable):
     def _open(cls, path: Path, *, readonly: bool, create: bool, durability: str,
               config: PartitionConfig | Mapping[str, Any] | None, clock: Clock | None,
               partitioner: Partitioner | None, progress: RecoveryProgress | None,
-              reserve_bytes: int) -> Store:  # fmt: skip
+              reserve_bytes: int, allow_unsafe_fs: bool) -> Store:  # fmt: skip
         settings = PartitionConfig.of(config)
         wants_fsync(durability)
         directory = Directory(path, create=create and not readonly)
@@ -201,6 +207,7 @@ class Store(Mapping[str, Topic], Closeable):
             if readonly:
                 self._load_root()
             else:
+                require_safe(directory, allow_unsafe=allow_unsafe_fs)
                 self._owner = DirectoryLock(directory, root=True)
                 directory.room = self._reserve = Reserve(directory, reserve_bytes)
                 self._reserve.reclaimable = _reclaimable_of(weakref.ref(self))
@@ -216,13 +223,16 @@ class Store(Mapping[str, Topic], Closeable):
     def _load_root(self) -> None:
         directory = self._directory
         self._left = CleanShutdown.read(directory)
-        self._recovery_points = read_offsets(directory, RECOVERY_POINTS)
-        self._start_offsets = read_offsets(directory, START_OFFSETS)
-        self._high_watermarks = read_offsets(directory, HIGH_WATERMARKS)
-        self._cleaner_offsets = read_offsets(directory, CLEANER_OFFSETS)
-        for name, offsets in zip(CHECKPOINTS, self._checkpoints(), strict=True):
-            if offsets:
-                self._written[name] = dict(offsets)
+        twin = CheckpointTwin.read(directory)
+        found = [CheckpointTwin.reconcile(twin, directory, name) for name in CHECKPOINTS]
+        if any(each.foreign for each in found):
+            # A broker that came after a crash, of ours or its own, and left no other trace.
+            self._left = dataclasses.replace(self._left, foreign=True)
+        for name, own, each in zip(CHECKPOINTS, self._checkpoints(), found, strict=True):
+            own.clear()
+            own.update(each.offsets)
+            if own and twin is not None and not each.foreign and not each.fault:
+                self._written[name] = dict(own)
         self._catalogue = Catalogue.read(directory)
         identity = NodeIdentity.read(directory)
         if identity is not None:
@@ -255,7 +265,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _sweep_temporary(self) -> None:
         """Files that a crash left half-written, before they got their name."""
-        ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME)
+        ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME, CheckpointTwin.NAME)
         names = (*CHECKPOINTS, *ours, *CleanShutdown.NAMES)
         for name in self._directory.names():
             if name.endswith(".tmp") and name.startswith(names):
@@ -887,15 +897,30 @@ class Store(Mapping[str, Topic], Closeable):
         for partition in self._opened_partitions():
             if not partition.closed and partition.failure is None:
                 self._note_offsets(partition)
-        for name, offsets in (
-            (HIGH_WATERMARKS, self._high_watermarks),
-            (CLEANER_OFFSETS, self._cleaner_offsets),
-            (RECOVERY_POINTS, self._recovery_points),
-            (START_OFFSETS, self._start_offsets),
-        ):
-            if self._written.get(name) != offsets:
-                write_offsets(self._directory, name, offsets)
-                self._written[name] = dict(offsets)
+        changed = {
+            name: offsets
+            for name, offsets in zip(CHECKPOINTS, self._checkpoints(), strict=True)
+            if self._written.get(name) != offsets
+        }
+        if not changed:
+            return
+        self._announce(changed)
+        for name in (HIGH_WATERMARKS, CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS):
+            if name in changed:
+                write_offsets(self._directory, name, changed[name])
+                self._written[name] = dict(changed[name])
+
+    def _announce(self, changed: Mapping[str, dict[TopicPartition, int]]) -> None:
+        """Say in the twin what the checkpoints are about to hold, and what they hold until then."""
+        checksums, offsets = {}, {}
+        for name, now in zip(CHECKPOINTS, self._checkpoints(), strict=True):
+            known = []
+            with contextlib.suppress(FileNotFoundError):
+                known.append(crc32c(self._directory.read(name)))
+            if name in changed:
+                known.append(crc32c(offsets_text(now)))
+            checksums[name], offsets[name] = tuple(known), dict(now)
+        CheckpointTwin(checksums, offsets).write(self._directory)
 
     # ---- producers ----
 
@@ -1066,7 +1091,7 @@ def _forget_state(directory: Directory) -> None:
 def _refuse_foreign(directory: Directory) -> None:
     """Raise NotALogError for a directory that holds something else; before anything is created."""
     names = directory.names()
-    known = {NodeIdentity.NAME, Catalogue.NAME, *CHECKPOINTS}
+    known = {NodeIdentity.NAME, Catalogue.NAME, CheckpointTwin.NAME, *CHECKPOINTS}
     if known & set(names):
         return
     if any(name.endswith(".log") for name in names):

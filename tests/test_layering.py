@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first: a room may import those before it.
 ROOMS = (
     *("closeable", "errors", "config", "clock", "timer", "fields"),
-    *("_native", "_files", "reserve", "codecs", "record", "batch"),
+    *("_native", "_files", "filesystem", "reserve", "codecs", "record", "batch"),
     *("index", "summary", "digest", "failed_sync", "problem"),
-    *("segment", "checkpoint", "epochs", "root"),
+    *("segment", "checkpoint", "twin", "epochs", "root"),
     *("producer_ids", "producer_state", "producers"),
     *(
         "incoming",

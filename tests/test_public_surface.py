@@ -48,7 +48,7 @@ NAMES = {
     *("IndeterminateAppendError", "InterruptedAppendError", "InvalidNameError"),
     *("InvalidRecordError", "LockedError", "LogStoreError", "NotALogError"),
     *("OffsetOutOfRangeError", "ReadOnlyError", "RecordNotFoundError", "RecordTooLargeError"),
-    *("TopicExistsError", "UnknownTopicError", "UnsupportedFormatError"),
+    *("TopicExistsError", "UnknownTopicError", "UnsafeFileSystemError", "UnsupportedFormatError"),
     *("Position", "Store", "StoreRecovery", "Topic", "open"),
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
     *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
@@ -70,12 +70,12 @@ SIGNATURES = [
     (
         Partition.open,
         "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
-        "progress=None, reserve_bytes=262144)",
+        "progress=None, reserve_bytes=262144, allow_unsafe_fs=False)",
     ),
     (
         logstore.open,
         "(path, *, readonly=False, create=True, durability='fsync', config=None, clock=None, "
-        "partitioner=None, progress=None, reserve_bytes=1048576)",
+        "partitioner=None, progress=None, reserve_bytes=1048576, allow_unsafe_fs=False)",
     ),
     (
         Store.create_topic,
@@ -217,6 +217,7 @@ CAUGHT_AS = {
     "RecordTooLargeError": ValueError,
     "TopicExistsError": ValueError,
     "UnknownTopicError": KeyError,
+    "UnsafeFileSystemError": ValueError,
     "TransactionAbortedError": RuntimeError,
     "RebalanceError": RuntimeError,
     "UnsupportedFormatError": ValueError,

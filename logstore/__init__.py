@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         MaintenanceFault,
         MaintenanceReport,
     )
+    from logstore.mending import Repair, RepairStep, repair
     from logstore.offsets import CommittedOffset, TopicPartition
     from logstore.opening import open
     from logstore.partition import Partition
@@ -176,6 +177,8 @@ __all__ = [
     "RecordNotFoundError",
     "RecordTooLargeError",
     "RecoveryReport",
+    "Repair",
+    "RepairStep",
     "RetentionDecision",
     "RetentionPolicy",
     "RoundRobinPartitioner",
@@ -206,6 +209,7 @@ __all__ = [
     "UnsupportedFormatError",
     "Writer",
     "open",
+    "repair",
     "with_producer",
 ]
 
@@ -264,6 +268,7 @@ _ROOMS = {
     "index": ("AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"),
     "interceptors": ("ConsumerInterceptor", "Outgoing", "ProducerInterceptor"),
     "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
+    "mending": ("Repair", "RepairStep", "repair"),
     "offsets": ("CommittedOffset", "TopicPartition"),
     "opening": ("open",),
     "partition": ("Partition",),

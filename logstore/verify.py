@@ -17,7 +17,7 @@ from logstore.checkpoint import (
     START_OFFSETS,
     read_topic_id,
 )
-from logstore.errors import NotALogError
+from logstore.errors import LogStoreError, NotALogError
 from logstore.inspection import RECEIPT
 from logstore.problem import Problem, ProblemKind
 from logstore.root import (
@@ -69,7 +69,7 @@ class RootInspection:
     def _inspect_catalogue(self) -> Mapping[str, TopicEntry]:
         try:
             return Catalogue.read(self._directory).entries
-        except NotALogError as error:
+        except LogStoreError as error:
             self._note(ProblemKind.DAMAGED_CATALOGUE, Catalogue.NAME, str(error))
         except OSError as error:
             self._note(ProblemKind.UNREADABLE_FILE, Catalogue.NAME, str(error))

@@ -39,7 +39,7 @@ ROOMS = (
     *("view", "beside", "leadership", "stable", "inspection"),
     *("readable", "writable", "appendable", "rewritable", "partition"),
     *("serialization", "interceptors"),
-    *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
+    *("compaction", "verify", "mending", "partitioner", "topic", "store", "maintenance"),
     *("internal_topics", "offsets"),
     *("transactions", "groups", "opening", "replication", "kafka", "times", "where", "testing"),
     *("cli", "__main__"),

@@ -53,7 +53,7 @@ NAMES = {
     *("KeyPartitioner", "Partitioner", "PartitionDescription", "TopicDescription"),
     *("AbortedTransaction", "AppendedBatches", "BatchHeader", "DiscardedSnapshot"),
     *("OngoingTransaction", "TransactionIndex"),
-    *("Problem", "ProblemKind", "Severity"),
+    *("Problem", "ProblemKind", "Repair", "RepairStep", "Severity", "repair"),
     *("BatchEncoder", "LocatedBatch", "with_producer"),
     *("ConsumerInterceptor", "Delivery", "Outgoing", "Producer", "ProducerInterceptor"),
     *("RandomPartitioner", "RoundRobinPartitioner", "Serde", "SerializationError"),

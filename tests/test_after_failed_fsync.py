@@ -1,4 +1,4 @@
-"""A failed fsync: no acknowledgement afterwards without proof from the device."""
+"""After a failed fsync: no acknowledgement afterwards without proof from the device."""
 
 from __future__ import annotations
 

@@ -157,17 +157,19 @@ class Selection:
         with Progress("counting") as progress:
             for log in self.logs:
                 start, stop = self.stretch(log)
-                if self.where is not None or _size(log) < COLUMNS_FROM_BYTES:
-                    numbers = itertools.count()
-                    collections.deque(zip(self.of(log, start, stop), numbers), maxlen=0)  # noqa: B905
-                    found = next(numbers)
-                    progress.add(found)
-                    total += found
-                    continue
                 scan = log.scan(start, stop, isolation=self.isolation, on_corrupt=self.on_corrupt)
-                for chunk in scan.columns(fields=["offset"]):
-                    total += len(chunk)
-                    progress.add(len(chunk))
+                if self.where is not None:
+                    for record in scan:
+                        total += self.where(record)
+                        progress.add()  # what is looked at: that is the work
+                elif _size(log) < COLUMNS_FROM_BYTES:
+                    numbers = itertools.count()
+                    collections.deque(zip(scan, numbers), maxlen=0)  # noqa: B905
+                    total += next(numbers)
+                else:
+                    for chunk in scan.columns(fields=["offset"]):
+                        total += len(chunk)
+                        progress.add(len(chunk))
                 self._note_skipped(scan)
         return total
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         ConflictError,
         CorruptLogError,
         DiskFullError,
-        FailedLogError,
         FencedError,
         ForkedHandleError,
         IndeterminateAppendError,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
         TransactionAbortedError,
         TransactionStateError,
         UnknownTopicError,
-        UnsafeFileSystemError,
         UnsupportedFormatError,
     )
     from logstore.groups import (
@@ -72,7 +70,6 @@ if TYPE_CHECKING:
         MaintenanceFault,
         MaintenanceReport,
     )
-    from logstore.mending import Repair, RepairStep, repair
     from logstore.offsets import CommittedOffset, TopicPartition
     from logstore.opening import open
     from logstore.partition import Partition
@@ -98,6 +95,7 @@ if TYPE_CHECKING:
     from logstore.transactions.producer import Producer
     from logstore.transactions.service import TransactionDescription, Transactions
     from logstore.transactions.transaction import Transaction
+    from logstore.where import Where, WhereError
     from logstore.writer import Writer
 
 __version__ = "0.1.0"
@@ -131,7 +129,6 @@ __all__ = [
     "DiscardedSnapshot",
     "DiskFullError",
     "EpochEnd",
-    "FailedLogError",
     "FencedError",
     "ForkedHandleError",
     "GroupDescription",
@@ -177,8 +174,6 @@ __all__ = [
     "RecordNotFoundError",
     "RecordTooLargeError",
     "RecoveryReport",
-    "Repair",
-    "RepairStep",
     "RetentionDecision",
     "RetentionPolicy",
     "RoundRobinPartitioner",
@@ -205,11 +200,11 @@ __all__ = [
     "TransactionStateError",
     "Transition",
     "UnknownTopicError",
-    "UnsafeFileSystemError",
     "UnsupportedFormatError",
+    "Where",
+    "WhereError",
     "Writer",
     "open",
-    "repair",
     "with_producer",
 ]
 
@@ -227,7 +222,6 @@ _ROOMS = {
         "ConflictError",
         "CorruptLogError",
         "DiskFullError",
-        "FailedLogError",
         "FencedError",
         "ForkedHandleError",
         "IndeterminateAppendError",
@@ -247,7 +241,6 @@ _ROOMS = {
         "TransactionAbortedError",
         "TransactionStateError",
         "UnknownTopicError",
-        "UnsafeFileSystemError",
         "UnsupportedFormatError",
     ),
     "groups": (
@@ -268,7 +261,6 @@ _ROOMS = {
     "index": ("AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"),
     "interceptors": ("ConsumerInterceptor", "Outgoing", "ProducerInterceptor"),
     "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
-    "mending": ("Repair", "RepairStep", "repair"),
     "offsets": ("CommittedOffset", "TopicPartition"),
     "opening": ("open",),
     "partition": ("Partition",),
@@ -289,6 +281,7 @@ _ROOMS = {
     "transactions.producer": ("Producer",),
     "transactions.service": ("TransactionDescription", "Transactions"),
     "transactions.transaction": ("Transaction",),
+    "where": ("Where", "WhereError"),
     "writer": ("Writer",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

@@ -124,7 +124,7 @@ class ReadableLog:
         view = self._view
         view.look()
         view.check_usable()
-        return min(view.segments[-1].end_offset, view.limit)
+        return view.segments[-1].end_offset
 
     @property
     def high_watermark(self) -> int:
@@ -248,7 +248,7 @@ class ReadableLog:
             try:
                 view.look()
                 view.check_usable()
-                end = min(view.segments[-1].end_offset, view.limit)
+                end = view.segments[-1].end_offset
                 wanted = offset + end if offset < 0 else offset
                 if not view.start_offset <= wanted < end:
                     raise OffsetOutOfRangeError(
@@ -257,9 +257,7 @@ class ReadableLog:
                 record = view.find_segment(wanted).get(wanted)
                 if record is None:
                     raise RecordNotFoundError(wanted, where=self.name)
-            except (CorruptLogError, FileNotFoundError, LookupError):
-                # Also an offset out of range: beside a writer that swaps files the log may have
-                # looked shorter for a moment.
+            except (CorruptLogError, FileNotFoundError, RecordNotFoundError):
                 if not view.moved_since(generation):
                     raise
             else:

@@ -153,6 +153,12 @@ class Topic(Sequence[Partition]):
             self._id = self._store._topic_id(self.name, self._numbers[0])
         return self._id
 
+    @property
+    def partition_numbers(self) -> tuple[int, ...]:
+        """The numbers of the partitions that are here, in order.  Opens none of them."""
+        self._store._look_again()
+        return tuple(self._numbers)
+
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} of {len(self._numbers)} partitions>"
 

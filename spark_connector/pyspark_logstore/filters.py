@@ -47,6 +47,7 @@ class Pushed:
     end: int = INT64_MAX
     time_start: int = INT64_MIN  # ms
     time_end: int = INT64_MAX
+    rows_max: int | None = None
     # (column, comparison, value, wanted outcome), for topic and partition
     names: list[tuple[str, str, Any, bool]] = field(default_factory=list)
 

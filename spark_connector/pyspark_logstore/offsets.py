@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from logstore import Partition
 from pyspark_logstore.options import EARLIEST, LATEST, Bound, OptionError, SourceOptions
-from pyspark_logstore.topics import TopicPartition
+from pyspark_logstore.topics import Subscription, TopicPartition
 
 __all__ = ["DataLossError", "Range", "clamped", "end_of", "resolve", "resolve_start"]
 
@@ -47,10 +47,18 @@ def end_of(partition: Partition, committed: bool) -> int:
     return partition.last_stable_offset if committed else partition.end_offset
 
 
-def resolve(options: SourceOptions, partitions: Partitions) -> dict[TopicPartition, Range]:
-    """What a batch query reads of each partition."""
-    start_of = _resolver(options.start, options, partitions)
-    stop_of = _resolver(options.end, options, partitions)
+def resolve(
+    options: SourceOptions,
+    partitions: Partitions,
+    names: Collection[TopicPartition] | None = None,
+) -> dict[TopicPartition, Range]:
+    """What a batch query reads of each partition.
+
+    `names` are all that are subscribed, where `partitions` are only those that are wanted of them.
+    """
+    names = partitions if names is None else names
+    start_of = _resolver(options.start, options, partitions, names)
+    stop_of = _resolver(options.end, options, partitions, names)
     ranges = {}
     for which, partition in partitions.items():
         start, end = start_of(which), stop_of(which)
@@ -65,7 +73,7 @@ def resolve(options: SourceOptions, partitions: Partitions) -> dict[TopicPartiti
 
 def resolve_start(options: SourceOptions, partitions: Partitions) -> dict[TopicPartition, int]:
     """Where a new stream starts in each partition."""
-    start_of = _resolver(options.start, options, partitions)
+    start_of = _resolver(options.start, options, partitions, partitions)
     starts = {}
     for which, partition in partitions.items():
         start = start_of(which)
@@ -111,9 +119,13 @@ def _loss(which: TopicPartition, partition: Partition, wanted: Range, low: int, 
 
 
 def _resolver(
-    bound: Bound, options: SourceOptions, partitions: Partitions
+    bound: Bound,
+    options: SourceOptions,
+    partitions: Partitions,
+    names: Collection[TopicPartition],
 ) -> Callable[[TopicPartition], int]:
-    _match(bound, partitions)
+    _match(bound, names)
+    groups = _committed(bound.group, options) if bound.kind == "group" else {}
 
     def resolved(which: TopicPartition) -> int:
         partition = partitions[which]
@@ -123,6 +135,8 @@ def _resolver(
             return end_of(partition, options.committed)
         if bound.kind == "last":
             return max(partition.start_offset, end_of(partition, options.committed) - bound.number)
+        if bound.kind == "group":
+            return groups.get(which, partition.start_offset)
         if bound.kind == "offsets":
             offset = bound.by_partition[which.topic][which.number]
             if offset == EARLIEST:
@@ -151,7 +165,20 @@ def _at_time(
     return found
 
 
-def _match(bound: Bound, partitions: Partitions) -> None:
+def _committed(group: str, options: SourceOptions) -> dict[TopicPartition, int]:
+    """Where a group stands; partitions it never committed are not in it."""
+    with Subscription(options) as subscription:
+        found = subscription.committed(group)
+    if not found:
+        raise OptionError(
+            options.start.option,
+            f"group {group!r} has committed no offset in {options.path}: use earliest, or a group "
+            f"that has",
+        )
+    return found
+
+
+def _match(bound: Bound, partitions: Collection[TopicPartition]) -> None:
     """A map must name just the partitions that are read: a slip would lose or repeat some."""
     if bound.kind not in ("offsets", "times"):
         return

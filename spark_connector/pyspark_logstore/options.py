@@ -34,7 +34,7 @@ SOURCE_OPTIONS = (
     *("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"),
     *("startingOffsetsByTimestampStrategy", "failOnDataLoss", "isolationLevel"),
     *("minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "rowsPerBatch"),
-    *("includeHeaders", "metadata", "columns", "onCorrupt"),
+    *("includeHeaders", "metadata", "columns", "where", "maxRecords", "onCorrupt"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
 )
 # Of a client that fetches over the wire: taken, so that a query need not be rewritten.
@@ -45,7 +45,12 @@ CLIENT_OPTIONS = (
 STREAM_ONLY = (
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger"),
 )
-BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+BATCH_ONLY = {
+    "endingTimestamp": "a stream has no end: leave it out",
+    "endingOffsetsByTimestamp": "a stream has no end: leave it out",
+    "endingOffsets": "a stream has no end: leave it out",
+    "maxRecords": "maxOffsetsPerTrigger limits a micro-batch",
+}
 # Spark refuses these too: it decides them, or the options of the source do.
 PROTECTED = {
     "kafka.auto.offset.reset": "use startingOffsets",
@@ -73,13 +78,15 @@ class Bound:
     """Where the ranges start or end.
 
     `kind` is earliest, latest, last (`number` offsets before the end), offsets (`by_partition`,
-    with -2 and -1), time (`number`, ms) or times (`by_partition`, ms).
+    with -2 and -1), group (where `group` stands), time (`number`, ms) or times (`by_partition`,
+    ms).
     """
 
     option: str
     kind: str
     number: int = 0
     by_partition: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,10 @@ class SourceOptions:
     headers: bool = False
     metadata: bool = False
     columns: tuple[str, ...] = ()
+    where: str | None = None
+    now_ms: int = 0  # what relative times of `where` are counted from
+    records_max: int | None = None  # of the whole query
+    group: str | None = None  # is told how far a stream has come
     skip_corrupt: bool = False
     trigger_offsets_max: int | None = None
     trigger_offsets_min: int | None = None
@@ -122,7 +133,7 @@ class SourceOptions:
         options = _known(given)
         for name in BATCH_ONLY if streaming else ():
             if name in options:
-                raise OptionError(name, "is for batch queries; a stream has no end: leave it out")
+                raise OptionError(name, f"is for batch queries; {BATCH_ONLY[name]}")
         for name in STREAM_ONLY if streaming is False else ():
             if name in options:
                 log.warning("option %s has no effect on a batch query", name)
@@ -137,6 +148,7 @@ class SourceOptions:
         )
         if "columns" in options and not columns:
             raise OptionError("columns", 'names no column: write "key,value,offset"')
+        now_ms = int(time.time() * 1000) if "where" in options else 0
         return cls(
             path=_path(options),
             subscribe=subscribe,
@@ -154,6 +166,10 @@ class SourceOptions:
             headers=_flag(options, "includeHeaders", False),
             metadata=_flag(options, "metadata", False),
             columns=columns,
+            where=_where(options, now_ms),
+            now_ms=now_ms,
+            records_max=_count(options, "maxRecords"),
+            group=options.get("kafka.group.id") or None,
             skip_corrupt=_choice(options, "onCorrupt", ("raise", "skip")) == "skip",
             trigger_offsets_max=_count(options, "maxOffsetsPerTrigger"),
             trigger_offsets_min=_count(options, "minOffsetsPerTrigger"),
@@ -181,11 +197,7 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
         if lower == "kafka.isolation.level":
             options.setdefault("isolationLevel", value)
         elif lower == "kafka.group.id":
-            log.warning(
-                "option %s has no effect yet: the offsets of a query are in its checkpoint, and "
-                "are not committed to a group",
-                name,
-            )
+            options[lower] = value.strip()
         elif lower in names:
             options[names[lower]] = value
         elif not lower.startswith("kafka."):
@@ -269,7 +281,9 @@ def _starting(options: Mapping[str, str], streaming: bool | None) -> Bound:
         return Bound(name, "latest")
     if re.fullmatch(r"last:\d+", lower):
         return Bound(name, "last", int(lower.removeprefix("last:")))
-    if lower.startswith(("group:", "tag:")):
+    if lower.startswith("group:") and text[len("group:") :].strip():
+        return Bound(name, "group", group=text[len("group:") :].strip())
+    if lower.startswith("tag:"):
         raise OptionError(name, f"{text!r} is not available yet: use earliest, a time or offsets")
     offsets = _offsets(name, text)
     if streaming is False:
@@ -337,8 +351,8 @@ def _moment(name: str, text: str) -> int:
 
 def _offsets(name: str, text: str) -> dict[str, dict[int, int]]:
     if not text.startswith("{"):
-        words = "earliest" if name == "endingOffsets" else "earliest, latest, last:100"
-        words = "latest" if name == "endingOffsets" else words
+        ending = name == "endingOffsets"
+        words = "latest" if ending else "earliest, latest, last:100, group:NAME"
         raise OptionError(name, f"must be {words} or JSON such as {EXAMPLE}, not {text!r}")
     offsets = _numbers_by_partition(name, text, EXAMPLE)
     for topic, numbers in offsets.items():
@@ -381,6 +395,20 @@ def _json(name: str, text: str, example: str) -> dict[str, object]:
 
 
 # ---- single values ----
+
+
+def _where(options: Mapping[str, str], now_ms: int) -> str | None:
+    text = options.get("where")
+    if text is None:
+        return None
+    from logstore import Where, WhereError
+
+    try:
+        Where(text, now_ms=now_ms)
+    except WhereError as error:
+        example = """key == "alice" and $.total > 3"""
+        raise OptionError("where", f"{error}; a condition looks like {example}") from None
+    return text
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark_logstore.options import SourceOptions
 
-__all__ = ["ByteMap", "Split", "plan"]
+__all__ = ["ByteMap", "Chain", "Split", "plan"]
 
 
 class Split(InputPartition):
@@ -39,6 +39,18 @@ class Split(InputPartition):
 
     def __repr__(self) -> str:
         return f"Split({self.which}[{self.wanted.start}:{self.wanted.end}])"
+
+
+class Chain(InputPartition):
+    """Splits that one task reads one after the other, until it has enough rows."""
+
+    def __init__(self, splits: Sequence[Split], rows_max: int) -> None:
+        super().__init__((tuple(split.value for split in splits), rows_max))
+        self.splits = tuple(splits)
+        self.rows_max = rows_max
+
+    def __repr__(self) -> str:
+        return f"Chain({self.rows_max} rows of {', '.join(map(repr, self.splits))})"
 
 
 class ByteMap:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from logstore import Columns, OffsetOutOfRangeError, Partition
+from pyspark_logstore.condition import FIELDS, Condition
 from pyspark_logstore.filters import INT64_MAX, INT64_MIN, Pushed
 from pyspark_logstore.metadata import BatchMetadata
 from pyspark_logstore.offsets import Range, clamped
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_logstore.options import SourceOptions
-    from pyspark_logstore.plan import Split
+    from pyspark_logstore.plan import Chain, Split
 
-__all__ = ["read_split"]
+__all__ = ["read_chain", "read_split"]
 
 log = logging.getLogger("pyspark_logstore")
 
@@ -49,6 +50,10 @@ def read_split(
         fields = fields | {"timestamp"}
     if batches.metadata:
         fields = fields | {"offset"}
+    condition = None
+    if options.where is not None:
+        condition = Condition(options.where, options.now_ms, split.which)
+        fields = fields | FIELDS
     try:
         partition = Partition.open(split.path, readonly=True)
     except FileNotFoundError:
@@ -59,6 +64,9 @@ def read_split(
             batches.follow(BatchMetadata(partition, wanted))
         for chunk in _chunks(partition, wanted, sorted(fields), split, options):
             mask = _mask(chunk, pushed) if pushed.timed else None
+            if condition is not None:
+                picked = condition.mask(chunk)
+                mask = picked if mask is None else mask & picked
             if mask is None or mask.any():
                 batch = batches.batch(chunk)
                 yield batch if mask is None else _where(batch, mask)
@@ -72,6 +80,19 @@ def spare_the_collector() -> None:
     objects of all imported modules that takes longer than planning a query.
     """
     gc.freeze()
+
+
+def read_chain(
+    chain: Chain, schema: StructType, options: SourceOptions, pushed: Pushed
+) -> Iterator[pa.RecordBatch]:
+    """The rows of splits one after the other, until there are enough."""
+    left = chain.rows_max
+    for split in chain.splits:
+        for batch in read_split(split, schema, options, pushed):
+            yield batch if batch.num_rows <= left else batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
+                return
 
 
 def _chunks(

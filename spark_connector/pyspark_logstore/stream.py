@@ -63,7 +63,7 @@ __all__ = ["StreamReader"]
 
 log = logging.getLogger("pyspark_logstore")
 
-IDS = "@ids"  # no topic can have this name
+IDS, LOST = "@ids", "@lost"  # no topic can have such a name
 
 Ends = dict[TopicPartition, int]
 StreamOffset = dict[str, Any]
@@ -80,6 +80,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Ends | None = None  # where an AvailableNow query ends
         self._last_end: StreamOffset | None = None
         self._last_batch: float | None = None
+        # Offsets that were gone, by where a batch began: it may be planned again.
+        self._gone: dict[tuple[TopicPartition, int], int] = {}
+        self._uncommitted: Ends | None = None  # what the group has yet to be told
+        self._told_of_lock = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks read by path: what the driver has open stays there."""
@@ -113,11 +117,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = self._backlog(begun)
         if begun is not None and not isinstance(limit, ReadAllAvailable):
             ranges = self._admitted(ranges, limit)
+        self._note_gone(ranges)
         if any(wanted.size for wanted in ranges.values()):
             self._last_batch = time.monotonic()
         ends = {**(begun or {}), **{which: wanted.end for which, wanted in ranges.items()}}
         self._last_end = _write(ends, ids)
         return self._last_end
+
+    def _note_gone(self, ranges: Mapping[TopicPartition, Range]) -> None:
+        """Count what these ranges ask for below the starts of the logs, for the progress."""
+        there = self._subscription().partitions(missing_ok=True)
+        for which, wanted in ranges.items():
+            if which in there:
+                gone = min(there[which].start_offset, wanted.end) - wanted.start
+                if gone > 0:
+                    self._gone[which, wanted.start] = gone
 
     def _backlog(self, begun: Ends | None) -> dict[TopicPartition, Range]:
         """What could be read of each partition now."""
@@ -258,13 +272,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def reportLatestOffset(self) -> StreamOffset:
-        """The ends of the logs, for the query's progress."""
+        """The ends of the logs, for the query's progress; and how many offsets were lost so far."""
         subscription = self._subscription()
         ends = {
             which: end_of(partition, self._options.committed)
             for which, partition in subscription.partitions(missing_ok=True).items()
         }
-        return _write(ends, subscription.ids())
+        report = _write(ends, subscription.ids())
+        lost: dict[str, int] = {}
+        for (which, _), count in sorted(self._gone.items()):
+            lost[str(which)] = lost.get(str(which), 0) + count
+        return {**report, LOST: lost} if lost else report
 
     # ---- a micro-batch ----
 
@@ -278,12 +296,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = {}
         for which, stop in ends.items():
             if which not in there:
-                if begun.get(which, -1) != stop:
+                first = begun.get(which, 0)
+                if first != stop:
                     self._lost(f"{which} of {self._options.path} is gone")
+                    self._gone[which, first] = stop - first
                 continue
             first = begun.get(which, there[which].start_offset)
             if first < stop:
-                ranges[which] = clamped(which, there[which], Range(first, stop), self._options)
+                wanted = Range(first, stop)
+                ranges[which] = clamped(which, there[which], wanted, self._options)
+                if ranges[which] != wanted:
+                    self._gone[which, first] = wanted.size - ranges[which].size
         return list(plan(ranges, there, self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -292,11 +315,43 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return iter(())
         return read_split(partition, self._schema, self._options, Pushed())
 
+    # ---- the group ----
+
     def commit(self, end: StreamOffset) -> None:
-        """Nothing to do: the checkpoint has it, and there are no groups to tell yet."""
+        """A batch is done: the checkpoint has it, and a group that was named is told."""
+        if self._options.group is not None:
+            self._uncommitted = _read(end)
+            self._tell_group(self._options.group)
+
+    def _tell_group(self, group: str) -> None:
+        """Commit offsets for those who watch the group's lag; the query itself needs none of it.
+
+        The store is opened for writing for a moment.  Where another process has it, or where it
+        cannot be written, the next batch tries again.
+        """
+        import logstore
+        from logstore import Groups, LogStoreError
+
+        path, ends = self._subscription().store, self._uncommitted
+        if path is None or not ends:
+            return
+        there = set(self._subscription().names(missing_ok=True))
+        offsets = {(each.topic, each.number): ends[each] for each in sorted(there & set(ends))}
+        try:
+            with logstore.open(path, create=False) as store:
+                Groups(store).commit(group, offsets)
+        except (LogStoreError, OSError) as error:
+            if not self._told_of_lock:
+                log.warning("group %s was not told how far this query is: %s", group, error)
+                self._told_of_lock = True
+            return
+        self._uncommitted = None
+        self._told_of_lock = False
 
     def stop(self) -> None:
         """Close what is open."""
+        if self._uncommitted and self._options.group is not None:
+            self._tell_group(self._options.group)
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -313,7 +368,7 @@ def _write(ends: Ends, ids: Mapping[str, str]) -> StreamOffset:
 def _read(offset: StreamOffset) -> Ends:
     ends = {}
     for topic, numbers in offset.items():
-        if topic != IDS:
+        if topic not in (IDS, LOST):
             for number, end in numbers.items():
                 ends[TopicPartition(topic, int(number))] = int(end)
     return ends

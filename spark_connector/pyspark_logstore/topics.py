@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -119,28 +119,57 @@ class Subscription:
 
     # ---- what is there now ----
 
-    def partitions(self, *, missing_ok: bool = False) -> dict[TopicPartition, Partition]:
-        """The subscribed partitions as they are now, in order; opened, and kept open.
+    @property
+    def store(self) -> Path | None:
+        """The store that the partitions are in; None for one that is in none."""
+        return None if self._store is None else Path(self._store.path)
+
+    def names(self, *, missing_ok: bool = False) -> list[TopicPartition]:
+        """The subscribed partitions as they are now, in order.  Opens none of them.
 
         OptionError for a topic or a partition that was named and is not there, unless `missing_ok`.
         """
         if self._alone is not None:
-            return {TopicPartition(self._alone.topic, self._alone.number): self._alone}
-        found: dict[TopicPartition, Partition] = {}
+            return [TopicPartition(self._alone.topic, self._alone.number)]
+        found = []
         for topic in self._subscribed(missing_ok):
-            wanted = self._assigned.get(topic.name)
-            if wanted is None:
-                for partition in topic:
-                    found[TopicPartition(topic.name, partition.number)] = partition
-                continue
-            for number in wanted:
-                try:
-                    found[TopicPartition(topic.name, number)] = topic[number]
-                except IndexError as error:
-                    if missing_ok:
-                        continue
-                    raise OptionError("assign", f"{error}; assign only what is there") from None
-        return dict(sorted(found.items()))
+            there = topic.partition_numbers
+            for number in self._assigned.get(topic.name, there):
+                if number in there:
+                    found.append(TopicPartition(topic.name, number))
+                elif not missing_ok:
+                    raise OptionError(
+                        "assign",
+                        f"topic {topic.name!r} has no partition {number}: it has "
+                        f"{', '.join(map(str, there))}; assign only what is there",
+                    )
+        return sorted(found)
+
+    def partitions(
+        self,
+        *,
+        missing_ok: bool = False,
+        wanted: Callable[[TopicPartition], bool] | None = None,
+    ) -> dict[TopicPartition, Partition]:
+        """Those of `names` that are `wanted`; opened, and kept open."""
+        names = self.names(missing_ok=missing_ok)
+        if self._alone is not None:
+            return dict.fromkeys(names, self._alone)
+        assert self._store is not None
+        return {
+            which: self._store[which.topic][which.number]
+            for which in names
+            if wanted is None or wanted(which)
+        }
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """The offsets a group has committed, of all partitions of the store."""
+        if self._store is None:
+            return {}
+        from logstore import Groups
+
+        committed = Groups(self._store).committed(group)
+        return {TopicPartition(*which): found.offset for which, found in committed.items()}
 
     def ids(self) -> dict[str, str]:
         """The id of each subscribed topic that has one: made again, a topic has another."""

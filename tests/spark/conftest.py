@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.spark.collected import Collected
+
 CONNECTOR = Path(__file__).resolve().parent.parent.parent / "spark_connector"
 
 
@@ -57,6 +59,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+
+
+@pytest.fixture
+def collected(spark: SparkSession, tmp_path: Path) -> Collected:
+    from tests.spark.collected import Collected
+
+    return Collected(spark, tmp_path)
 
 
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:

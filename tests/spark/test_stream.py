@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,9 +18,14 @@ pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark_logstore.options import OptionError, SourceOptions
+from pyspark_logstore.schema import source_schema
+from pyspark_logstore.stream import StreamReader
 
 import logstore
-from logstore import Record, Store
+from logstore import Groups, Record, Store
+from tests.spark import direct
+from tests.spark.collected import Collected, offset_in
 from tests.spark.conftest import CONNECTOR
 
 MakeStore = Callable[..., Store]
@@ -36,47 +40,6 @@ def fill(store: Store, topic: str, number: int, count: int, size: int = 10) -> N
 def load(spark: SparkSession, store: Store, **options: Any) -> DataFrame:
     given = {"subscribe": "orders", "startingOffsets": "earliest", **options}
     return spark.readStream.format("logstore").options(**given).load(str(store.path))
-
-
-class Collected:
-    """Runs a query to where the logs end now; keeps the rows of every micro-batch."""
-
-    def __init__(self, spark: SparkSession, tmp_path: Path) -> None:
-        self.spark = spark
-        self.checkpoint = tmp_path / "checkpoint"
-        self.batches: list[list[tuple[int, int]]] = []
-
-    def run(self, frame: DataFrame, **trigger: Any) -> list[dict[str, Any]]:
-        def keep(batch: DataFrame, number: int) -> None:
-            rows = [(row.partition, row.offset) for row in batch.collect()]
-            self.batches.append(sorted(rows))
-
-        query = (
-            frame.select("partition", "offset")
-            .writeStream.foreachBatch(keep)
-            .option("checkpointLocation", str(self.checkpoint))
-            .trigger(**(trigger or {"availableNow": True}))
-            .start()
-        )
-        try:
-            assert query.awaitTermination(120), query.lastProgress
-        finally:
-            query.stop()
-        return [json.loads(progress.json) for progress in query.recentProgress]
-
-    @property
-    def rows(self) -> list[tuple[int, int]]:
-        return sorted(row for batch in self.batches for row in batch)
-
-
-@pytest.fixture
-def collected(spark: SparkSession, tmp_path: Path) -> Collected:
-    return Collected(spark, tmp_path)
-
-
-def offset_in(progress: Any) -> Any:
-    """An offset of a progress report, where Spark may have it as text."""
-    return json.loads(progress) if isinstance(progress, str) else progress
 
 
 def every(*counts: int) -> list[tuple[int, int]]:
@@ -164,10 +127,6 @@ def test_min_offsets_wait_for_more_or_for_the_delay(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
     """Without Spark, which would ask at times of its own."""
-    from pyspark_logstore.options import SourceOptions
-    from pyspark_logstore.schema import source_schema
-    from pyspark_logstore.stream import StreamReader
-
     store.create_topic("orders", partitions=1)
     fill(store, "orders", 0, 5)
     given = {"path": str(store.path), "subscribe": "orders", "startingOffsets": "earliest"}
@@ -203,9 +162,6 @@ def test_min_offsets_wait_for_more_or_for_the_delay(
 
 def test_read_all_available_goes_beyond_the_options(store: Store) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
-    from pyspark_logstore.options import SourceOptions
-    from pyspark_logstore.schema import source_schema
-    from pyspark_logstore.stream import StreamReader
 
     store.create_topic("orders", partitions=1)
     fill(store, "orders", 0, 50)
@@ -225,10 +181,6 @@ def test_read_all_available_goes_beyond_the_options(store: Store) -> None:
 
 
 def test_spark_before_4_2_names_no_start_and_the_limits_hold(store: Store) -> None:
-    from pyspark_logstore.options import SourceOptions
-    from pyspark_logstore.schema import source_schema
-    from pyspark_logstore.stream import StreamReader
-
     store.create_topic("orders", partitions=1)
     fill(store, "orders", 0, 25)
     given = {"path": str(store.path), "subscribe": "orders", "startingOffsets": "earliest"}
@@ -250,6 +202,49 @@ def test_progress_tells_how_far_behind_a_query_is(
     assert source["numInputRows"] == 10
     ends = [offset_in(source[name]) for name in ("endOffset", "latestOffset")]
     assert [end["orders"]["0"] for end in ends] == [10, 30]
+
+
+# ---- groups ----
+
+
+def test_a_group_is_told_how_far_the_query_is(store: Store) -> None:
+    store.create_topic("orders", partitions=2)
+    fill(store, "orders", 0, 5)
+    fill(store, "orders", 1, 3)
+    store.close()  # committing for a group takes the store's lock for a moment
+    given = {"path": str(store.path), "subscribe": "orders", "kafka.group.id": "lag-tool"}
+    options = SourceOptions.parse(given, streaming=True)
+    reader = StreamReader(options, source_schema(options))
+    reader.commit(reader.latestOffset(reader.initialOffset()))
+    reader.stop()
+    with logstore.open(store.path, durability="os") as again:
+        committed = Groups(again).committed("lag-tool")
+        found = {tuple(which): known.offset for which, known in committed.items()}
+        assert found == {("orders", 0): 5, ("orders", 1): 3}
+        fill(again, "orders", 1, 4)
+    rest = direct.read(store.path, subscribe="orders", startingOffsets="group:lag-tool")
+    assert rest["offset"].to_pylist() == [3, 4, 5, 6]
+    with pytest.raises(OptionError, match="group 'nobody' has committed no offset"):
+        direct.splits(store.path, subscribe="orders", startingOffsets="group:nobody")
+
+
+def test_a_group_that_cannot_be_told_now_is_told_later(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.create_topic("orders", partitions=1)
+    fill(store, "orders", 0, 5)
+    given = {"path": str(store.path), "subscribe": "orders", "kafka.group.id": "late"}
+    options = SourceOptions.parse(given, streaming=True)
+    reader = StreamReader(options, source_schema(options))
+    end = reader.latestOffset(reader.initialOffset())
+    for _ in range(3):
+        reader.commit(end)  # this process has the store open for writing: nothing fails
+    assert caplog.text.count("group late was not told how far this query is") == 1
+    store.close()
+    reader.stop()
+    with logstore.open(store.path, readonly=True) as again:
+        (known,) = Groups(again).committed("late").values()
+        assert known.offset == 5
 
 
 # ---- what goes wrong ----
@@ -336,10 +331,6 @@ def test_killed_in_mid_batch_a_query_loses_nothing_and_repeats_nothing(
 
 
 def test_logstore_is_open_only_while_a_query_runs(store: Store) -> None:
-    from pyspark_logstore.options import SourceOptions
-    from pyspark_logstore.schema import source_schema
-    from pyspark_logstore.stream import StreamReader
-
     store.create_topic("orders", partitions=1)
     options = SourceOptions.parse({"path": str(store.path), "subscribe": "orders"}, streaming=True)
     reader = StreamReader(options, source_schema(options))

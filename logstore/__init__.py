@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ConflictError,
         CorruptLogError,
         DiskFullError,
+        FailedLogError,
         FencedError,
         ForkedHandleError,
         IndeterminateAppendError,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         TransactionAbortedError,
         TransactionStateError,
         UnknownTopicError,
+        UnsafeFileSystemError,
         UnsupportedFormatError,
     )
     from logstore.groups import (
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
         MaintenanceFault,
         MaintenanceReport,
     )
+    from logstore.mending import Repair, RepairStep, repair
     from logstore.offsets import CommittedOffset, TopicPartition
     from logstore.opening import open
     from logstore.partition import Partition
@@ -129,6 +132,7 @@ __all__ = [
     "DiscardedSnapshot",
     "DiskFullError",
     "EpochEnd",
+    "FailedLogError",
     "FencedError",
     "ForkedHandleError",
     "GroupDescription",
@@ -174,6 +178,8 @@ __all__ = [
     "RecordNotFoundError",
     "RecordTooLargeError",
     "RecoveryReport",
+    "Repair",
+    "RepairStep",
     "RetentionDecision",
     "RetentionPolicy",
     "RoundRobinPartitioner",
@@ -200,11 +206,13 @@ __all__ = [
     "TransactionStateError",
     "Transition",
     "UnknownTopicError",
+    "UnsafeFileSystemError",
     "UnsupportedFormatError",
     "Where",
     "WhereError",
     "Writer",
     "open",
+    "repair",
     "with_producer",
 ]
 
@@ -222,6 +230,7 @@ _ROOMS = {
         "ConflictError",
         "CorruptLogError",
         "DiskFullError",
+        "FailedLogError",
         "FencedError",
         "ForkedHandleError",
         "IndeterminateAppendError",
@@ -241,6 +250,7 @@ _ROOMS = {
         "TransactionAbortedError",
         "TransactionStateError",
         "UnknownTopicError",
+        "UnsafeFileSystemError",
         "UnsupportedFormatError",
     ),
     "groups": (
@@ -261,6 +271,7 @@ _ROOMS = {
     "index": ("AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"),
     "interceptors": ("ConsumerInterceptor", "Outgoing", "ProducerInterceptor"),
     "maintenance": ("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
+    "mending": ("Repair", "RepairStep", "repair"),
     "offsets": ("CommittedOffset", "TopicPartition"),
     "opening": ("open",),
     "partition": ("Partition",),

@@ -12,10 +12,12 @@ import os
 import re
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from logstore import _native
-from logstore.errors import InvalidNameError, LockedError, NotALogError
+from logstore.errors import DiskFullError, InvalidNameError, LockedError, NotALogError
 
 __all__ = [
     "Directory",
@@ -29,10 +31,13 @@ __all__ = [
     "twice",
 ]
 
+T = TypeVar("T")
+
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary", ".sum")
 # At a root: the last owner of the whole directory closed in order.  See logstore.root.
 CLEAN_MARKER, CLEAN_TWIN = ".kafka_cleanshutdown", "logstore.clean"
+FOREIGN_TWIN = b"foreign\n"  # matches no marker: a broker owned the directory, and we know
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
 
 
@@ -113,6 +118,25 @@ def _exists(path: Path) -> bool:
     return True
 
 
+class Room(Protocol):
+    """Where space for a small file comes from when the disk is full: see logstore.reserve."""
+
+    short: bool
+
+    def make_room(self) -> bool:
+        """Free some space; False when that is not possible."""
+
+    def require(self, needed_bytes: int = 0) -> None:
+        """Raise DiskFullError while records are not welcome."""
+
+    def restore(self) -> None:
+        """Something was freed."""
+
+    @property
+    def reclaimable(self) -> Callable[[], int] | None:
+        """How many bytes retention could free."""
+
+
 class Directory(_native.OpenDirectory):
     """An open directory.  `path` is for messages only; access goes through the descriptor.
 
@@ -131,6 +155,7 @@ class Directory(_native.OpenDirectory):
         # Held to open a segment's file and note it down, and while a segment is cut.
         self.opening = threading.RLock()
         self.path = Path(path)
+        self.room: Room | None = root.room if root is not None else None
         self._text = str(self.path)  # joining paths costs more than opening files
         if create and not _exists(self.path):
             self._create()
@@ -227,8 +252,20 @@ class Directory(_native.OpenDirectory):
         with self as fd:
             return _native.read_file(fd, name, f"{self._text}/{name}", max_bytes)
 
+    def with_room(self, act: Callable[[], T]) -> T:
+        """Do something small that may be repeated; on a full disk, with the reserve's help."""
+        while True:
+            try:
+                return act()
+            except DiskFullError:
+                if self.room is None or not self.room.make_room():
+                    raise
+
     def write(self, name: str, data: bytes, *, sync: bool) -> None:
-        """Replace a file's contents in place: for hints that recovery can rebuild."""
+        """Replace a file's contents in place: for hints that recovery can rebuild.
+
+        The reserve is not for these: on a full disk it is better to do without.
+        """
         file = self.open(name, write=True, create=True)
         try:
             if data:
@@ -242,6 +279,9 @@ class Directory(_native.OpenDirectory):
 
     def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
         """Replace a file atomically: after a crash it is the old one or the new one, whole."""
+        self.with_room(lambda: self._replace(name, data, sync))
+
+    def _replace(self, name: str, data: bytes, sync: bool) -> None:
         temporary = f"{name}.{os.getpid()}.tmp"
         self.unlink(temporary)
         file = self.open(temporary, write=True, create=True, exclusive=True)
@@ -260,6 +300,9 @@ class Directory(_native.OpenDirectory):
             self.sync()
 
     def rename(self, source: str, target: str) -> None:
+        self.with_room(lambda: self._rename(source, target))
+
+    def _rename(self, source: str, target: str) -> None:
         with self as fd:
             _native.rename(fd, source, target)
 
@@ -337,9 +380,19 @@ class DirectoryLock:
                 self._acquire(parent, fcntl.F_RDLCK, create=False)
             if parent.exists(CLEAN_MARKER):
                 # It speaks for every partition below, and one of them is about to change.
-                remove_clean_marker(parent)
+                if self._is_foreign(parent):
+                    parent.unlink(CLEAN_MARKER)  # the twin alone tells of the broker
+                    parent.sync()
+                else:
+                    remove_clean_marker(parent)
         finally:
             parent.close()
+
+    def _is_foreign(self, parent: Directory) -> bool:
+        """Whether someone has noted that a broker owned the directory: see logstore.partition."""
+        with contextlib.suppress(FileNotFoundError):
+            return parent.read(CLEAN_TWIN, 64) == FOREIGN_TWIN
+        return False
 
     def share(self) -> DirectoryLock:
         """For a partition below the root that this lock is for: the root's lock serves it, too."""

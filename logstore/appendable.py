@@ -30,13 +30,16 @@ from logstore.config import (
 )
 from logstore.errors import (
     ConflictError,
+    DiskFullError,
     IndeterminateAppendError,
     InterruptedAppendError,
     InvalidRecordError,
+    LogStoreError,
 )
 from logstore.incoming import AppendedBatches
 from logstore.producer_state import Origin
 from logstore.record import Record
+from logstore.reserve import free_bytes
 from logstore.view import View
 from logstore.writable import WritableLog
 from logstore.writer import Writer, builder_settings, codec_number
@@ -124,6 +127,9 @@ class AppendableLog(WritableLog):
         writer = self._writer
         if writer is None:
             self._refuse()
+        room = self._view.directory.room
+        if room is not None and room.short:
+            room.require(batches._size_bytes)
         leadership = self._leadership
         if not leadership.noted:
             leadership.assign(leadership.epoch, writer.next_offset)
@@ -204,7 +210,34 @@ class AppendableLog(WritableLog):
             if batches._records or self._stable.commit.failed:
                 self._fail(error)
             raise  # else it was written and then cut off by someone: the log is sound
+        except DiskFullError as error:
+            self._explain_full(error, batches._size_bytes)
+            raise
         return first
+
+    def _explain_full(self, error: DiskFullError, needed_bytes: int) -> None:
+        """Tell how full the disk is, and what could be freed.  Not under the lock."""
+        if error.remedy:
+            return
+        error.needed_bytes = needed_bytes
+        room = self._view.directory.room
+        ask = None if room is None else room.reclaimable
+        with contextlib.suppress(OSError, LogStoreError):
+            error.free_bytes = free_bytes(self._view.directory)
+            mine = self.reclaimable_bytes()
+            error.reclaimable_bytes = mine if ask is None else max(mine, ask())
+            sealed = sum(segment.size_bytes for segment in self.segments if segment.sealed)
+            how = "enforce() of this partition" if error.reclaimable_bytes == mine else "enforce()"
+            error.remedy = (
+                f"{how} would free {error.reclaimable_bytes} bytes now"
+                if error.reclaimable_bytes
+                else f"retention would free nothing now: trim() could free up to {sealed} bytes "
+                f"here, delete_topic() a whole topic, or set a lower retention.bytes"
+            )
+
+    def reclaimable_bytes(self) -> int:
+        """What retention could delete here now."""
+        return 0
 
     def _expect(self, offset: int) -> None:
         """Raise ConflictError unless the log ends there; under the lock of the append."""
@@ -252,6 +285,8 @@ class AppendableLog(WritableLog):
                 raise InterruptedAppendError(offsets=range(first, first + total)) from interrupt
             raise
         except OSError as error:
+            if isinstance(error, DiskFullError):
+                self._explain_full(error, sum(piece._size_bytes for piece in pieces))
             if len(pieces) > 1 and pieces[0]._records == 0:
                 raise IndeterminateAppendError(
                     f"{error}, after a part of the records was written",
@@ -293,7 +328,11 @@ class AppendableLog(WritableLog):
             data, headers = incoming.place(batches, end, self._leadership.epoch, append_time)
             return self._append_raw_locked(data, headers, cast(Origin, origin), append_time, tried)
 
-        return self._append_raw(place_locked, fsync)
+        try:
+            return self._append_raw(place_locked, fsync)
+        except DiskFullError as error:
+            self._explain_full(error, len(raw))
+            raise
 
     def _append_copied(self, raw: bytes, fsync: bool) -> AppendedBatches:
         headers = incoming.check_copied(raw)
@@ -544,8 +583,12 @@ class AppendableLog(WritableLog):
     def write_batches(self, batches: _native.Builder) -> range:
         """Append the batches of a builder; for Writer."""
         batches._seal()
-        with self._view.lock:
-            return self._write_locked(batches)
+        try:
+            with self._view.lock:
+                return self._write_locked(batches)
+        except DiskFullError as error:
+            self._explain_full(error, batches._size_bytes)
+            raise
 
 
 def _layout(config: PartitionConfig) -> tuple[int, ...]:

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from logstore._files import Directory, segment_name
 from logstore.checkpoint import DurableMark, PartitionState
 from logstore.clock import Clock
-from logstore.config import PartitionConfig
+from logstore.config import INT64_MAX, PartitionConfig
 from logstore.errors import CorruptLogError
+from logstore.failed_sync import FailedSync
 from logstore.recovery import (
     DAMAGE_MESSAGE,
     TRUNCATION_PLAN,
@@ -69,6 +70,8 @@ class BesideWriter(View):
         active.seen_end_offset = loaded.contents.next_offset
         active.durable_end = loaded.lost_end
         self._durable_when_loaded = loaded.durable_offset
+        failed = FailedSync.read(self.directory)
+        self.limit = INT64_MAX if failed is None else failed.durable_offset
         self._producers_loaded = False
         self.publish(loaded.segments)
 

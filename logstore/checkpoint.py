@@ -18,7 +18,7 @@ import logging
 import re
 import struct
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from logstore import _native
@@ -30,6 +30,8 @@ __all__ = [
     "DurableMark",
     "PartitionState",
     "StartMark",
+    "lists_of_aborts",
+    "offsets_text",
     "parse_leader_epochs",
     "parse_offsets",
     "read_leader_epochs",
@@ -60,6 +62,7 @@ class PartitionState:
     active_indexes_crc: int
     first_timestamp: int  # of the active segment, for rolling by time
     leader_epoch: int = 0  # the last that was begun here, even if a cut took its records
+    aborts: int = -1  # which segments list aborted transactions: see `lists_of_aborts`
 
     NAME = "logstore.state"
 
@@ -79,6 +82,7 @@ class PartitionState:
             active_bytes=0,
             active_indexes_crc=_native.crc32c(b""),
             first_timestamp=-1,
+            aborts=lists_of_aborts([(0, None)], set(), 0, 0, True),
         )
 
     def encode(self) -> bytes:
@@ -113,9 +117,28 @@ class PartitionState:
             and isinstance(boot, str)
             and all(type(number) is int and -1 <= number < 1 << 63 for number in numbers)
             and min(self.recovery_point, self.dense_from, self.version) >= 0
-            and (0 <= self.start_offset <= self.end_offset or not clean)
-            and self.start_offset >= 0
+            and 0 <= self.start_offset <= self.end_offset
         )
+
+
+def lists_of_aborts(
+    spans: Iterable[tuple[int, int | None]],
+    indexed: Collection[int],
+    start: int,
+    recovery_point: int,
+    clean: bool,
+) -> int:
+    """A checksum over which segments have a .txnindex, as far as these were durable.
+
+    `spans` are (base offset, base of the next) of all segments.  Most have no such file, and a lost
+    one would look the same.
+    """
+    bases = [
+        base
+        for base, following in spans
+        if base in indexed and (clean if following is None else start < following <= recovery_point)
+    ]
+    return _native.crc32c(b"".join(b"%d\n" % base for base in bases))
 
 
 class DurableMark:
@@ -266,8 +289,13 @@ def write_offsets(
     directory: Directory, name: str, offsets: Mapping[TopicPartition, int], *, sync: bool = True
 ) -> None:
     """Kafka's text form: version, count, ``topic partition offset`` lines; replaced atomically."""
+    directory.replace(name, offsets_text(offsets), sync=sync)
+
+
+def offsets_text(offsets: Mapping[TopicPartition, int]) -> bytes:
+    """The contents of a root checkpoint."""
     rows = [f"{topic} {number} {offset}" for (topic, number), offset in sorted(offsets.items())]
-    directory.replace(name, ("\n".join(["0", str(len(rows)), *rows]) + "\n").encode(), sync=sync)
+    return ("\n".join(["0", str(len(rows)), *rows]) + "\n").encode()
 
 
 # ---- the identity of a topic, in each of its partitions ----

@@ -34,6 +34,10 @@ class GroupCommit:
         """Whether a sync has failed: nothing becomes durable by this object any more."""
         return self._failure is not None
 
+    def fail(self, error: OSError) -> None:
+        """Another sync of these files failed: whoever waits is told so."""
+        self._failure = self._failure or error
+
     def wait_for(self, end_offset: int, first_offset: int) -> None:
         """Return when all offsets below `end_offset` are durable; raise if that cannot be known."""
         while self.durable_offset < end_offset:

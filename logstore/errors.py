@@ -10,6 +10,7 @@
       InvalidRecordError          ValueError     a record that can never be stored
       InvalidNameError            ValueError     not a topic-N directory name
       NotALogError                ValueError     a directory that holds something else
+      UnsafeFileSystemError       ValueError     NFS, SMB, 9p or FUSE: see allow_unsafe_fs
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
       FencedError                 ValueError     someone with a higher epoch has taken over
       CorruptLogError             ValueError     bytes that cannot be what was written
@@ -24,6 +25,7 @@
       LockedError                 OSError        another process or handle owns the directory
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
+        FailedLogError            ClosedError    an fsync failed earlier: nothing is appended
         InterruptedAppendError    KeyboardInterrupt
 
 Other ``OSError``s pass through as the operating system gave them.
@@ -40,6 +42,7 @@ __all__ = [
     "ConflictError",
     "CorruptLogError",
     "DiskFullError",
+    "FailedLogError",
     "FencedError",
     "ForkedHandleError",
     "IndeterminateAppendError",
@@ -59,6 +62,7 @@ __all__ = [
     "TransactionAbortedError",
     "TransactionStateError",
     "UnknownTopicError",
+    "UnsafeFileSystemError",
     "UnsupportedFormatError",
 ]
 
@@ -175,6 +179,19 @@ class CorruptLogError(LogStoreError, ValueError):
         return range(self.start_offset, self.end_offset)
 
 
+class UnsafeFileSystemError(LogStoreError, ValueError):
+    """The directory lies on a file system that cannot keep a log safe: ``.filesystem``."""
+
+    def __init__(self, filesystem: str, *, path: str | os.PathLike[str]) -> None:
+        super().__init__(
+            f"{os.fspath(path)} lies on {filesystem}, where locks and fsync cannot be relied on: "
+            f"choose a local disk, open it with readonly=True, or accept the risk with "
+            f"allow_unsafe_fs=True"
+        )
+        self.filesystem = filesystem
+        self.path = os.fspath(path)
+
+
 class UnknownTopicError(LogStoreError, KeyError):
     """No topic has that name: ``.topic``, and those that look alike in ``.near``."""
 
@@ -266,7 +283,28 @@ class LockedError(LogStoreError, OSError):
 
 
 class DiskFullError(LogStoreError, OSError):
-    """The device or quota is full.  Nothing was appended; the log can be read."""
+    """The device or quota is full.  Nothing was appended; the log can be read.
+
+    ``.free_bytes`` is what the file system had left, ``.needed_bytes`` what was to be written,
+    ``.reclaimable_bytes`` what retention could delete now, and ``.remedy`` how; None or empty where
+    nobody asked.  Once there is space, appending goes on through the same handle.
+    """
+
+    free_bytes: int | None = None
+    needed_bytes: int | None = None
+    reclaimable_bytes: int | None = None
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        numbers = [
+            f"{number} bytes {what}"
+            for number, what in ((self.free_bytes, "free"), (self.needed_bytes, "needed"))
+            if number is not None
+        ]
+        said = OSError.__str__(self)
+        if numbers:
+            said = f"{said}: {', '.join(numbers)}"
+        return f"{said}; {self.remedy}" if self.remedy else said
 
 
 class IndeterminateAppendError(LogStoreError, OSError):
@@ -277,6 +315,18 @@ class IndeterminateAppendError(LogStoreError, OSError):
 
     def __init__(self, reason: str, *, offsets: range) -> None:
         super().__init__(f"{reason}; {_named(offsets)} may or may not be in the log")
+        self.offsets = offsets
+
+
+class FailedLogError(IndeterminateAppendError, ClosedError):
+    """An fsync failed: nothing is appended through this handle any more.  Open the log again.
+
+    What this call brought is not in the log; ``.offsets`` is empty.  What others appended above the
+    durable offset may or may not be.
+    """
+
+    def __init__(self, reason: str, *, offsets: range) -> None:
+        OSError.__init__(self, reason)
         self.offsets = offsets
 
 

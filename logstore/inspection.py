@@ -35,6 +35,7 @@ from logstore.checkpoint import (
 )
 from logstore.digest import DIGEST_SUFFIX, DamagedDigestError, FileDigest, SegmentDigest, digest_of
 from logstore.errors import CorruptLogError, NotALogError, UnsupportedFormatError
+from logstore.failed_sync import FailedSync
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 from logstore.problem import Problem, ProblemKind, Severity
 from logstore.producer_state import CorruptSnapshotError, ProducerState
@@ -426,6 +427,7 @@ class PartitionInspection:
             PARTITION_METADATA: self._inspect_metadata,
             SWAP_PLAN: self._inspect_swap,
             TRUNCATION_PLAN: self._inspect_truncation,
+            FailedSync.NAME: self._inspect_failed_sync,
         }
         for name in sorted(self._directory.names()):
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed
@@ -521,6 +523,15 @@ class PartitionInspection:
                 ProblemKind.UNFINISHED_PLAN,
                 TRUNCATION_PLAN,
                 f"the log is to end at offset {plan.end_offset}",
+            )
+
+    def _inspect_failed_sync(self) -> None:
+        failed = FailedSync.read(self._directory)
+        if failed is not None:
+            self._note(
+                ProblemKind.FAILED_SYNC,
+                FailedSync.NAME,
+                f"durable up to offset {failed.durable_offset}: {failed.reason}",
             )
 
 

@@ -18,6 +18,7 @@ from logstore.errors import LogStoreError
 from logstore.internal_topics import TRANSACTION_STATE
 from logstore.partitioner import Partitioner
 from logstore.recovery import RecoveryProgress
+from logstore.reserve import STORE_RESERVE_BYTES
 from logstore.store import Store
 from logstore.store import open as open_store
 
@@ -36,10 +37,13 @@ def open(
     clock: Clock | None = None,
     partitioner: Partitioner | None = None,
     progress: RecoveryProgress | None = None,
+    reserve_bytes: int = STORE_RESERVE_BYTES,
+    allow_unsafe_fs: bool = False,
 ) -> Store:
     store = open_store(path, readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
-                       progress=progress)  # fmt: skip
+                       progress=progress, reserve_bytes=reserve_bytes,
+                       allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
     foreign = store._left.foreign
     if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
         try:

@@ -21,13 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from logstore import _native
-from logstore._files import Directory, DirectoryLock, directory_name, parse_partition_name
+from logstore._files import (
+    FOREIGN_TWIN,
+    Directory,
+    DirectoryLock,
+    directory_name,
+    parse_partition_name,
+)
 from logstore.beside import BesideWriter
+from logstore.checkpoint import CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS, read_offsets
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import PartitionConfig, wants_fsync
+from logstore.filesystem import require_safe
 from logstore.recovery import Claims, RecoveryProgress, load, refuse_foreign
+from logstore.reserve import PARTITION_RESERVE_BYTES, Reserve
 from logstore.rewritable import RewritableLog
+from logstore.root import CleanShutdown
 from logstore.view import View
 
 __all__ = ["Partition"]
@@ -76,13 +86,17 @@ class Partition(RewritableLog, Closeable):
         config: PartitionConfig | Mapping[str, Any] | None = None,
         clock: Clock | None = None,
         progress: RecoveryProgress | None = None,
+        reserve_bytes: int = PARTITION_RESERVE_BYTES,
+        allow_unsafe_fs: bool = False,
     ) -> Partition:
         """Open a partition directory, creating it if it is missing.
 
         After a crash the unchecked end of the log is verified and repaired; `progress` is called
         with (bytes checked, bytes in all), and ``partition.recovery`` tells what was found.
+        `reserve_bytes` of the disk are kept for deleting and closing when it is full.
         Raises LockedError when another handle has it open for writing, FileNotFoundError when it is
-        missing and may not be created, NotALogError, InvalidNameError.
+        missing and may not be created, NotALogError, InvalidNameError, and UnsafeFileSystemError on
+        a network file system, unless ``allow_unsafe_fs=True``.
         """
         path = Path(path)
         parse_partition_name(directory_name(path))
@@ -94,7 +108,11 @@ class Partition(RewritableLog, Closeable):
         try:
             refuse_foreign(directory)
             if not readonly:
+                require_safe(directory, allow_unsafe=allow_unsafe_fs)
+                self._claims = _claims_of(directory)
                 self._owner = DirectoryLock(directory)
+                directory.room = reserve = Reserve(directory, reserve_bytes)
+                reserve.fill()
             self._load(progress)
         except BaseException:
             self._drop()
@@ -188,7 +206,7 @@ class Partition(RewritableLog, Closeable):
         try:
             self._digest_sealed(CLOSE_DIGEST_BYTES)
         except OSError as error:
-            log.warning("%s: no digests were noted: %s", self.name, error)
+            log.warning("%s: no digests were noted: %s", self.name, str(error))
 
     def discard(self) -> None:
         """Close without writing anything: for a store that deletes it or has failed."""
@@ -231,6 +249,31 @@ class Partition(RewritableLog, Closeable):
         mode = " readonly" if view.readonly else ""
         end = view.segments[-1].end_offset if view.segments else 0
         return f"<Partition {self.name} [{view.start_offset}, {end}){mode}>"
+
+
+def _claims_of(directory: Directory) -> Claims | None:
+    """Claims for a partition that is opened alone, below a root that a broker has owned since.
+
+    Its own state is out of date then; and opening it takes the broker's marker away, so what is
+    left there must say the same to whoever opens the others.
+    """
+    try:
+        root = Directory(directory.path.absolute().parent)
+    except OSError:
+        return None
+    try:
+        left = CleanShutdown.read(root)
+        if not left.foreign:
+            return None
+        root.replace(CleanShutdown.TWIN, FOREIGN_TWIN)
+        topic, number = parse_partition_name(directory_name(directory.path))
+        points = read_offsets(root, RECOVERY_POINTS)
+        starts = read_offsets(root, START_OFFSETS)
+        cleaned = read_offsets(root, CLEANER_OFFSETS)
+        key = (topic, number)
+        return Claims(points.get(key, 0), starts.get(key, 0), cleaned.get(key, -1), only=True)
+    finally:
+        root.close()
 
 
 def _after_fork_in_child() -> None:

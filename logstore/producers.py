@@ -86,6 +86,11 @@ class Producers:
         # object each time: who finds the same one twice knows that none began or ended between.
         self.unstable = Unstable(NEVER)
 
+    @property
+    def indexed(self) -> frozenset[int]:
+        """Bases of the segments that list aborted transactions."""
+        return frozenset(self._indexed)
+
     # ---- loading ----
 
     def load(

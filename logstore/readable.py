@@ -124,7 +124,7 @@ class ReadableLog:
         view = self._view
         view.look()
         view.check_usable()
-        return view.segments[-1].end_offset
+        return min(view.segments[-1].end_offset, view.limit)
 
     @property
     def high_watermark(self) -> int:
@@ -248,7 +248,7 @@ class ReadableLog:
             try:
                 view.look()
                 view.check_usable()
-                end = view.segments[-1].end_offset
+                end = min(view.segments[-1].end_offset, view.limit)
                 wanted = offset + end if offset < 0 else offset
                 if not view.start_offset <= wanted < end:
                     raise OffsetOutOfRangeError(
@@ -257,7 +257,9 @@ class ReadableLog:
                 record = view.find_segment(wanted).get(wanted)
                 if record is None:
                     raise RecordNotFoundError(wanted, where=self.name)
-            except (CorruptLogError, FileNotFoundError, RecordNotFoundError):
+            except (CorruptLogError, FileNotFoundError, LookupError):
+                # Also an offset out of range: beside a writer that swaps files the log may have
+                # looked shorter for a moment.
                 if not view.moved_since(generation):
                     raise
             else:

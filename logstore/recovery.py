@@ -20,6 +20,7 @@ import bisect
 import dataclasses
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,13 +40,16 @@ from logstore.checkpoint import (
     DurableMark,
     PartitionState,
     StartMark,
+    lists_of_aborts,
     read_leader_epochs,
 )
 from logstore.digest import SegmentDigest
 from logstore.epochs import LeaderEpochs
-from logstore.errors import NotALogError, UnsupportedFormatError
+from logstore.errors import DiskFullError, NotALogError, UnsupportedFormatError
+from logstore.failed_sync import FailedSync
 from logstore.index import TransactionIndex
 from logstore.producers import DiscardedSnapshot
+from logstore.reserve import RESERVE_NAME
 from logstore.segment import Segment, SegmentContents, empty_contents
 from logstore.split import split_wide_segments
 from logstore.swap import SWAP_PLAN, SwapPlan
@@ -58,6 +62,9 @@ log = logging.getLogger("logstore.recovery")
 RecoveryProgress = Callable[[int, int], None]
 
 TRUNCATION_PLAN = "truncate.plan"
+TORN = re.compile(r".+\.torn-\d+\Z")
+TORN_FILES_MAX = 16  # kept in one directory
+TORN_BYTES_MAX = 64 << 20  # kept of one torn tail
 DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 _COPY_BYTES = 1 << 20
 BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
@@ -99,6 +106,7 @@ class RecoveryReport:
     indexes_rebuilt: list[Path] = dataclasses.field(default_factory=list)
     removed: list[Path] = dataclasses.field(default_factory=list)
     set_aside: list[Path] = dataclasses.field(default_factory=list)
+    rewritten: list[Path] = dataclasses.field(default_factory=list)  # after a failed fsync
     truncation_finished: bool = False
     swap_finished: bool = False  # rewritten segments took the place of old ones
     snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
@@ -133,6 +141,7 @@ class LoadedLog:
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
     leader_epoch: int = 0  # the last that was begun
+    aborts_known: bool = True  # no list of aborted transactions is missing
     untouched: bool = False  # as a clean close left it: nothing has to be written yet
 
 
@@ -175,7 +184,7 @@ def refuse_foreign(directory: Directory) -> None:
         return
     known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
              "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME,
-             StartMark.NAME}  # fmt: skip
+             StartMark.NAME, RESERVE_NAME, FailedSync.NAME}  # fmt: skip
     for name in sorted(names):
         recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
         if name not in known and not recognised and ".torn-" not in name:
@@ -221,12 +230,15 @@ class _Loader:
         self.mark = -1
         self.epochs = LeaderEpochs()
         self.state: PartitionState | None = None
+        # An fsync failed when it was last written: nothing that is cached is believed.
+        self.failed: FailedSync | None = None
         self.staged: set[int] = set()  # readonly: segments that are still named .swap
 
     def load(self) -> LoadedLog:
         if self.readonly:
             # Before the listing: beside a writer the files may be ahead of it, never behind.
             self.mark = DurableMark.read(self.directory)
+        self.failed = FailedSync.read(self.directory)
         state = PartitionState.read(self.directory)
         self.state_lost = state is None
         self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
@@ -282,7 +294,8 @@ class _Loader:
         for segment in segments:
             segment.stage = ".swap" if segment.base_offset in self.staged else ""
         start = max(bases[0], state.start_offset if state else 0)
-        if state is not None and state.clean and self.matches(state, segments):
+        believed = state is not None and state.clean and self.failed is None
+        if believed and state is not None and self.matches(state, segments):
             loaded = self.load_clean(state, segments, set(names))
             loaded.untouched = not self.report.removed
         else:
@@ -291,10 +304,26 @@ class _Loader:
             noted = StartMark.read(self.directory)
             start = max(start, noted if noted <= loaded.contents.next_offset else 0)
         loaded.start_offset = start
+        if state is not None and self.own_state and state.aborts >= 0:
+            indexed = {base_offset_of(name) for name in names if name.endswith(".txnindex")}
+            spans = [(segment.base_offset, segment.next_base) for segment in segments]
+            found = lists_of_aborts(spans, indexed, state.start_offset, state.recovery_point,
+                                    state.clean)  # fmt: skip
+            loaded.aborts_known = found == state.aborts
+            if not loaded.aborts_known:
+                log.warning("%s: a list of aborted transactions is missing: made from the log",
+                            self.directory.path)  # fmt: skip
         loaded.names = [name for name in names if name.endswith((".snapshot", ".txnindex"))]
         if state is None or not self.own_state:
             loaded.dense_from = loaded.contents.next_offset
         if loaded.contents.next_offset < start:
+            same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+            if not self.own_state or (same_boot and self.failed is None):
+                # Without a power cut no log ends below its start: the claim is not of this log.
+                log.warning("%s: a start at offset %d is beyond the end %d: ignored",
+                            self.directory.path, start, loaded.contents.next_offset)  # fmt: skip
+                loaded.start_offset = bases[0]
+                return loaded
             return self.restart_at(start, loaded)
         return loaded
 
@@ -381,9 +410,15 @@ class _Loader:
         log.warning("%s set aside as %s: %s", segment.path, kept, why)
 
     def torn_name(self, name: str) -> str:
-        taken = set(self.directory.names())
+        """A name for what is kept aside; the oldest goes when there are many."""
+        kept = [each for each in self.directory.names() if TORN.match(each)]
+        kept.sort(key=lambda each: (self.directory.modified_ms(each), each))
+        for each in kept[: max(0, len(kept) - TORN_FILES_MAX + 1)]:
+            self.remove(each)
+            log.warning("%s/%s removed: more than %d such files",
+                        self.directory.path, each, TORN_FILES_MAX)  # fmt: skip
         number = 1
-        while f"{name}.torn-{number}" in taken:
+        while f"{name}.torn-{number}" in kept:
             number += 1
         return f"{name}.torn-{number}"
 
@@ -414,7 +449,7 @@ class _Loader:
     def rebuild_indexes(self, segment: Segment) -> None:
         contents = self.walk(segment)
         if not self.readonly:
-            segment.write_indexes(contents, sync=False)
+            self.write_indexes(segment, contents, sync=False)
         self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
 
     # ---- after a crash ----
@@ -437,6 +472,8 @@ class _Loader:
         mark = self.mark if self.own_state else -1
         durable = max(mark, recovery_point) if state else 0
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+        if self.failed is not None:
+            same_boot = False  # as after a power cut: any page may be the old one
         first = max(
             (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0
         )
@@ -456,6 +493,8 @@ class _Loader:
         for number in range(first, len(segments)):
             segment = segments[number]
             last = number == len(segments) - 1
+            if not self.readonly and (same_boot or self.failed is not None):
+                self.forget_cached(segment, durable)
             found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
             contents = found
             self.note_epochs(found)
@@ -472,6 +511,10 @@ class _Loader:
                 segments = segments[: number + 1]
                 segment.next_base = None
                 break
+        if self.failed is not None and not self.readonly:
+            for segment in segments[first:]:
+                self.write_anew(segment)
+            FailedSync.remove(self.directory)
         lost_end = durable if needs_roll else -1
         if needs_roll and not self.readonly:
             contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
@@ -482,6 +525,47 @@ class _Loader:
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
                          needs_roll=needs_roll, lost_end=lost_end,
                          quiet_from=quiet_from)  # fmt: skip
+
+    # ---- after a failed fsync ----
+
+    def forget_cached(self, segment: Segment, durable: int) -> None:
+        """Have the bytes above the durable mark read from the device, not from memory.
+
+        Pages that were never written back stay; those that a failed fsync left look clean and go.
+        """
+        position = 0
+        if self.failed is None and segment.base_offset < durable:
+            position = max(0, segment.offset_index.lookup(durable)[1])
+        segment.release()
+        file = self.directory.open(segment_name(segment.base_offset, ".log"))
+        try:
+            file.forget(position, max(0, file.size() - position))
+        finally:
+            file.close()
+
+    def write_anew(self, segment: Segment) -> None:
+        """Put what was found sound into a new file, which no failed fsync has touched."""
+        name = segment_name(segment.base_offset, ".log")
+        unfinished = f"{name}.tmp"
+        segment.release()
+        self.directory.unlink(unfinished)
+        source = self.directory.open(name)
+        try:
+            target = self.directory.open(unfinished, write=True, create=True, exclusive=True)
+            try:
+                position = 0
+                while piece := source.pread(_COPY_BYTES, position):
+                    target.pwrite(piece, position)
+                    position += len(piece)
+                target.sync()
+            finally:
+                target.close()
+        finally:
+            source.close()
+        self.directory.rename(unfinished, name)
+        self.directory.sync()
+        self.report.rewritten.append(self.directory.path / name)
+        log.warning("%s written anew after a failed fsync", segment.path)
 
     # ---- leader epochs ----
 
@@ -609,9 +693,11 @@ class _Loader:
         log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
 
     def copy_aside(self, segment: Segment, position: int, size: int) -> Path | None:
+        """Keep the first bytes of what is cut; nothing when they are zeros or the disk is full."""
         kept: str | None = None
         target: _native.File | None = None
         start = position
+        size = min(size, position + TORN_BYTES_MAX)
         try:
             while position < size:
                 piece = segment.file.pread(min(_COPY_BYTES, size - position), position)
@@ -625,6 +711,14 @@ class _Loader:
                 position += len(piece)
             if target is not None:
                 target.sync()
+        except DiskFullError as error:
+            # Nobody was ever promised these bytes; opening the log must not need room for them.
+            log.warning(
+                "%s: the torn bytes at %d are not kept: %s", segment.path, start, str(error)
+            )
+            if kept is not None:
+                self.directory.unlink(kept)
+            kept = None
         finally:
             if target is not None:
                 target.close()
@@ -639,8 +733,17 @@ class _Loader:
             held = []
         wanted = [contents.offsets, segment.final_times(contents)]
         if held != wanted:
-            segment.write_indexes(contents, sync=True)
+            self.write_indexes(segment, contents, sync=True)
             self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
+
+    def write_indexes(self, segment: Segment, contents: SegmentContents, *, sync: bool) -> None:
+        try:
+            segment.write_indexes(contents, sync=sync)
+        except DiskFullError as error:
+            log.warning("%s: no room for its indexes, which are made when needed: %s",
+                        segment.path, str(error))  # fmt: skip
+            for suffix in (".index", ".timeindex"):
+                self.directory.unlink(segment_name(segment.base_offset, suffix))
 
     def restart_at(self, start: int, loaded: LoadedLog) -> LoadedLog:
         """The log ends below its own start: nothing of it is valid any more."""
@@ -768,6 +871,6 @@ class TruncationPlan:
             index = TransactionIndex(self.base_offset, directory.read(name))
             index.truncate_to(self.end_offset)
             if index.entries:
-                directory.write(name, index.entries, sync=True)
+                directory.with_room(lambda: directory.write(name, index.entries, sync=True))
             else:
                 directory.unlink(name)

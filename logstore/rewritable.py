@@ -52,6 +52,10 @@ class RewritableLog(AppendableLog):
 
     # ---- trimming and retention ----
 
+    def reclaimable_bytes(self) -> int:
+        """What retention, by the partition's own settings, could delete now."""
+        return sum(each.size_bytes for each in self.enforce(dry_run=True) if each.delete)
+
     def trim(self, start_offset: int) -> None:
         """Forget all records below `start_offset`; whole segments below it are deleted."""
         check_int("an offset", start_offset)
@@ -85,6 +89,8 @@ class RewritableLog(AppendableLog):
         dropped, kept = view.segments[:keep], view.segments[keep:]
         view.publish(kept)
         self._delete_segments(dropped)
+        if self.directory.room is not None:
+            self.directory.room.restore()
         self._leadership.forget_below(view.start_offset, self.name)
 
     def enforce(

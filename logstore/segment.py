@@ -291,7 +291,8 @@ class Segment:
                 return False
         SegmentDigest.remove(self._directory, self.base_offset)
         if aborted:
-            self._directory.write(name, index.entries, sync=True)
+            directory = self._directory
+            directory.with_room(lambda: directory.write(name, index.entries, sync=True))
         else:
             self._directory.unlink(name)
         return True

@@ -17,6 +17,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import errno
 import functools
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
+from logstore._native import crc32c
 from logstore.checkpoint import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
@@ -45,7 +47,7 @@ from logstore.checkpoint import (
     PartitionState,
     TopicPartition,
     new_uuid,
-    read_offsets,
+    offsets_text,
     read_topic_id,
     topic_id_text,
     write_offsets,
@@ -63,12 +65,15 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from logstore.filesystem import require_safe
 from logstore.inspection import CheckProgress, bytes_to_inspect, check_choice, raise_first_error
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
 from logstore.problem import Problem, ProblemKind
 from logstore.producer_ids import ProducerIds
 from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
+from logstore.reserve import RESERVE_NAME, STORE_RESERVE_BYTES, Reserve
+from logstore.retention import RetentionDecision
 from logstore.root import (
     PARTITIONS_MAX,
     Catalogue,
@@ -79,7 +84,9 @@ from logstore.root import (
     partition_directories,
 )
 from logstore.topic import Topic, TopicDescription, check_topic_name
+from logstore.twin import CheckpointTwin
 from logstore.verify import RootInspection
+from logstore.writable import WritableLog
 
 __all__ = ["Store", "StoreRecovery", "open"]
 
@@ -126,20 +133,25 @@ def open(
     clock: Clock | None = None,
     partitioner: Partitioner | None = None,
     progress: RecoveryProgress | None = None,
+    reserve_bytes: int = STORE_RESERVE_BYTES,
+    allow_unsafe_fs: bool = False,
 ) -> Store:
     """Open a directory of topics, creating it if it is missing.
 
     `config` is what topics without a setting of their own use; like `partitioner`, which chooses
     partitions for all topics, it is not stored.  `progress` is called with (bytes checked, bytes
     found so far) while partitions are recovered after a crash, from several threads.
+    `reserve_bytes` of the disk are kept for deleting, closing and recovering when it is full.
 
     Raises LockedError when another process, store, partition or broker writes there,
     FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
-    holds something else.
+    holds something else, and UnsafeFileSystemError on a network file system, unless
+    ``allow_unsafe_fs=True``.
     """
     return Store._open(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
-                       progress=progress)  # fmt: skip
+                       progress=progress, reserve_bytes=reserve_bytes,
+                       allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
 
 
 class Store(Mapping[str, Topic], Closeable):
@@ -161,6 +173,7 @@ class Store(Mapping[str, Topic], Closeable):
         self._partitioner = partitioner
         self._lock = threading.RLock()
         self._owner: DirectoryLock | None = None
+        self._reserve = Reserve(directory, 0)
         self._closed = False
         self._forked = False
         self._topics: dict[str, Topic] = {}
@@ -183,7 +196,7 @@ class Store(Mapping[str, Topic], Closeable):
     def _open(cls, path: Path, *, readonly: bool, create: bool, durability: str,
               config: PartitionConfig | Mapping[str, Any] | None, clock: Clock | None,
               partitioner: Partitioner | None, progress: RecoveryProgress | None,
-              ) -> Store:  # fmt: skip
+              reserve_bytes: int, allow_unsafe_fs: bool) -> Store:  # fmt: skip
         settings = PartitionConfig.of(config)
         wants_fsync(durability)
         directory = Directory(path, create=create and not readonly)
@@ -194,7 +207,11 @@ class Store(Mapping[str, Topic], Closeable):
             if readonly:
                 self._load_root()
             else:
+                require_safe(directory, allow_unsafe=allow_unsafe_fs)
                 self._owner = DirectoryLock(directory, root=True)
+                directory.room = self._reserve = Reserve(directory, reserve_bytes)
+                self._reserve.reclaimable = _reclaimable_of(weakref.ref(self))
+                self._reserve.fill()
                 self._take_over(progress)
         except BaseException:
             self._closed = True
@@ -206,13 +223,16 @@ class Store(Mapping[str, Topic], Closeable):
     def _load_root(self) -> None:
         directory = self._directory
         self._left = CleanShutdown.read(directory)
-        self._recovery_points = read_offsets(directory, RECOVERY_POINTS)
-        self._start_offsets = read_offsets(directory, START_OFFSETS)
-        self._high_watermarks = read_offsets(directory, HIGH_WATERMARKS)
-        self._cleaner_offsets = read_offsets(directory, CLEANER_OFFSETS)
-        for name, offsets in zip(CHECKPOINTS, self._checkpoints(), strict=True):
-            if offsets:
-                self._written[name] = dict(offsets)
+        twin = CheckpointTwin.read(directory)
+        found = [CheckpointTwin.reconcile(twin, directory, name) for name in CHECKPOINTS]
+        if any(each.foreign for each in found):
+            # A broker that came after a crash, of ours or its own, and left no other trace.
+            self._left = dataclasses.replace(self._left, foreign=True)
+        for name, own, each in zip(CHECKPOINTS, self._checkpoints(), found, strict=True):
+            own.clear()
+            own.update(each.offsets)
+            if own and twin is not None and not each.foreign and not each.fault:
+                self._written[name] = dict(own)
         self._catalogue = Catalogue.read(directory)
         identity = NodeIdentity.read(directory)
         if identity is not None:
@@ -245,7 +265,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _sweep_temporary(self) -> None:
         """Files that a crash left half-written, before they got their name."""
-        ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME)
+        ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME, CheckpointTwin.NAME)
         names = (*CHECKPOINTS, *ours, *CleanShutdown.NAMES)
         for name in self._directory.names():
             if name.endswith(".tmp") and name.startswith(names):
@@ -328,7 +348,7 @@ class Store(Mapping[str, Topic], Closeable):
         if self._partitions_opened % 64 == 0:
             _make_room_for_files(self._partitions_opened + 64)
         try:
-            return Partition.open_in_store(
+            partition = Partition.open_in_store(
                 self._directory,
                 f"{name}-{number}",
                 lock=self._owner,
@@ -338,6 +358,8 @@ class Store(Mapping[str, Topic], Closeable):
                 claims=claims,
                 progress=progress,
             )
+            partition.sync_failed = _suspect_others_of(weakref.ref(self))
+            return partition
         except FileNotFoundError:
             if self._directory.exists(f"{name}-{number}"):
                 raise
@@ -507,6 +529,7 @@ class Store(Mapping[str, Topic], Closeable):
         """
         check_choice(on_corrupt)
         problems = RootInspection(self._directory).run()
+        unopened: BaseException | None = None
         done = total = 0
 
         def moved(now: int, in_all: int) -> None:
@@ -525,12 +548,15 @@ class Store(Mapping[str, Topic], Closeable):
                 except ClosedError:
                     raise
                 except (LogStoreError, OSError) as error:
+                    unopened = unopened or error
                     if not any(problem.path == where for problem in problems):
                         kind = ProblemKind.UNOPENABLE_PARTITION
                         problems.append(Problem(kind, where, str(error)))
                     continue
                 done, total = done + size, total + size
         if on_corrupt == "raise":
+            if unopened is not None:
+                raise unopened
             raise_first_error(problems)
         return problems
 
@@ -638,10 +664,11 @@ class Store(Mapping[str, Topic], Closeable):
         self._forget_offsets(name, range(first, entry.partitions))
         self._catalogue.put(name, dataclasses.replace(entry, creating_from=first))
         try:
-            for number in range(first, entry.partitions):
-                self._make_partition(f"{name}-{number}", entry.id)
-            self._directory.sync()
-            self._catalogue.put(name, entry)
+            with self._reserve.shut():
+                for number in range(first, entry.partitions):
+                    self._make_partition(f"{name}-{number}", entry.id)
+                self._directory.sync()
+                self._catalogue.put(name, entry)
         except BaseException:
             # Undone now if it can be; otherwise the next open finds the entry and does it.
             with contextlib.suppress(OSError):
@@ -734,6 +761,7 @@ class Store(Mapping[str, Topic], Closeable):
             self._catalogue.remove(name)
             self._forget_offsets(name, topic._numbers)
             left = self._remove_deleted()
+            self._reserve.restore()
             log.info("deleted topic %s", name)
             for error in [left[each] for each in aside if each in left]:
                 error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
@@ -798,6 +826,21 @@ class Store(Mapping[str, Topic], Closeable):
             raise faults[0]
         self._directory.remove_directory(name)
 
+    def enforce(
+        self, *, now: int | datetime.datetime | None = None, dry_run: bool = False
+    ) -> dict[str, list[RetentionDecision]]:
+        """Let every partition delete what its settings no longer keep; decisions by partition.
+
+        Works on a full disk, and is the way out of one.  See `Partition.enforce`.
+        """
+        if not dry_run:
+            self._writable()
+        decisions = {}
+        for name, topic in self.items():
+            for number in list(topic._numbers):
+                decisions[f"{name}-{number}"] = topic[number].enforce(now=now, dry_run=dry_run)
+        return decisions
+
     # ---- durability ----
 
     def sync(self) -> None:
@@ -850,18 +893,34 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _write_checkpoints(self) -> None:
         """Each only after what it claims is durable; one that says the same is left as it is."""
+        self._reserve.restore()
         for partition in self._opened_partitions():
             if not partition.closed and partition.failure is None:
                 self._note_offsets(partition)
-        for name, offsets in (
-            (HIGH_WATERMARKS, self._high_watermarks),
-            (CLEANER_OFFSETS, self._cleaner_offsets),
-            (RECOVERY_POINTS, self._recovery_points),
-            (START_OFFSETS, self._start_offsets),
-        ):
-            if self._written.get(name) != offsets:
-                write_offsets(self._directory, name, offsets)
-                self._written[name] = dict(offsets)
+        changed = {
+            name: offsets
+            for name, offsets in zip(CHECKPOINTS, self._checkpoints(), strict=True)
+            if self._written.get(name) != offsets
+        }
+        if not changed:
+            return
+        self._announce(changed)
+        for name in (HIGH_WATERMARKS, CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS):
+            if name in changed:
+                write_offsets(self._directory, name, changed[name])
+                self._written[name] = dict(changed[name])
+
+    def _announce(self, changed: Mapping[str, dict[TopicPartition, int]]) -> None:
+        """Say in the twin what the checkpoints are about to hold, and what they hold until then."""
+        checksums, offsets = {}, {}
+        for name, now in zip(CHECKPOINTS, self._checkpoints(), strict=True):
+            known = []
+            with contextlib.suppress(FileNotFoundError):
+                known.append(crc32c(self._directory.read(name)))
+            if name in changed:
+                known.append(crc32c(offsets_text(now)))
+            checksums[name], offsets[name] = tuple(known), dict(now)
+        CheckpointTwin(checksums, offsets).write(self._directory)
 
     # ---- producers ----
 
@@ -996,6 +1055,29 @@ class Store(Mapping[str, Topic], Closeable):
             )
 
 
+def _suspect_others_of(owner: weakref.ref[Store]) -> Callable[[WritableLog], None]:
+    """After a failed fsync, the next append of every other partition ends with one of its own."""
+
+    def suspect(failed: WritableLog) -> None:
+        held = owner()
+        for partition in [] if held is None else held._opened_partitions():
+            if partition is not failed and not partition.closed and not partition.readonly:
+                partition.suspect()
+
+    return suspect
+
+
+def _reclaimable_of(owner: weakref.ref[Store]) -> Callable[[], int]:
+    """What retention could free in all partitions that are open; a reserve keeps no store alive."""
+
+    def reclaimable() -> int:
+        held = owner()
+        partitions = [] if held is None else held._opened_partitions()
+        return sum(p.reclaimable_bytes() for p in partitions if not p.closed)
+
+    return reclaimable
+
+
 def _forget_state(directory: Directory) -> None:
     directory.unlink(PartitionState.NAME)
     directory.unlink(DurableMark.NAME)
@@ -1009,7 +1091,7 @@ def _forget_state(directory: Directory) -> None:
 def _refuse_foreign(directory: Directory) -> None:
     """Raise NotALogError for a directory that holds something else; before anything is created."""
     names = directory.names()
-    known = {NodeIdentity.NAME, Catalogue.NAME, *CHECKPOINTS}
+    known = {NodeIdentity.NAME, Catalogue.NAME, CheckpointTwin.NAME, *CHECKPOINTS}
     if known & set(names):
         return
     if any(name.endswith(".log") for name in names):
@@ -1019,7 +1101,7 @@ def _refuse_foreign(directory: Directory) -> None:
         )
     for name in sorted(names):
         there = partition_directories([name]) or is_deleted(name) or name.endswith(".tmp")
-        if not there and not name.startswith(".") and name != "lost+found":
+        if not there and not name.startswith(".") and name not in ("lost+found", RESERVE_NAME):
             raise NotALogError(
                 f"{directory.path} is not a store: it holds {name!r}; choose an empty or a new "
                 f"directory"

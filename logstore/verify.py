@@ -15,10 +15,9 @@ from logstore.checkpoint import (
     PARTITION_METADATA,
     RECOVERY_POINTS,
     START_OFFSETS,
-    parse_offsets,
     read_topic_id,
 )
-from logstore.errors import NotALogError
+from logstore.errors import LogStoreError, NotALogError
 from logstore.inspection import RECEIPT
 from logstore.problem import Problem, ProblemKind
 from logstore.root import (
@@ -29,6 +28,7 @@ from logstore.root import (
     is_deleted,
     partition_directories,
 )
+from logstore.twin import CheckpointTwin
 
 __all__ = ["RootInspection"]
 
@@ -47,8 +47,7 @@ class RootInspection:
         names = sorted(self._directory.names())
         entries = self._inspect_catalogue()
         self._inspect_identity()
-        for name in CHECKPOINTS:
-            self._inspect_checkpoint(name)
+        self._inspect_checkpoints()
         left = CleanShutdown.read(self._directory)
         if left.foreign:
             self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
@@ -70,7 +69,7 @@ class RootInspection:
     def _inspect_catalogue(self) -> Mapping[str, TopicEntry]:
         try:
             return Catalogue.read(self._directory).entries
-        except NotALogError as error:
+        except LogStoreError as error:
             self._note(ProblemKind.DAMAGED_CATALOGUE, Catalogue.NAME, str(error))
         except OSError as error:
             self._note(ProblemKind.UNREADABLE_FILE, Catalogue.NAME, str(error))
@@ -92,16 +91,25 @@ class RootInspection:
                 f"node.id {identity.node_id}, cluster.id {identity.cluster_id!r}",
             )
 
-    def _inspect_checkpoint(self, name: str) -> None:
+    def _inspect_checkpoints(self) -> None:
         try:
-            offsets = parse_offsets(self._directory.read(name))
-        except FileNotFoundError:
-            return
+            twin = CheckpointTwin.read(self._directory)
         except OSError as error:
-            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
-            return
-        if isinstance(offsets, str):
-            self._note(ProblemKind.DAMAGED_CHECKPOINT, name, offsets)
+            self._note(ProblemKind.UNREADABLE_FILE, CheckpointTwin.NAME, str(error))
+            twin = None
+        if twin is not None and not twin.readable:
+            self._note(ProblemKind.DAMAGED_CHECKPOINT, CheckpointTwin.NAME, "it cannot be read")
+            twin = None
+        for name in CHECKPOINTS:
+            try:
+                found = CheckpointTwin.reconcile(twin, self._directory, name)
+            except OSError as error:
+                self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+                continue
+            if found.fault:
+                self._note(ProblemKind.DAMAGED_CHECKPOINT, name, found.fault)
+            elif found.foreign:
+                self._note(ProblemKind.STALE_CHECKPOINT, name, "its twin knows another one")
 
     def _inspect_partitions(
         self, entries: Mapping[str, TopicEntry], directories: list[str]

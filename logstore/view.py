@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from logstore._files import Directory, directory_name, parse_partition_name
+from logstore._files import Directory, directory_name, parse_partition_name, segment_name
 from logstore.clock import Clock
 from logstore.config import INT64_MAX, PartitionConfig
 from logstore.errors import ClosedError, CorruptLogError, ForkedHandleError
@@ -51,6 +51,8 @@ class View:
         self.start_offset = 0
         self.dense_from = 0  # from here on no offset is missing, but by damage
         self.version = 0  # moves with every change that is more than an append
+        self.aborts_known = True  # no list of aborted transactions is missing
+        self.limit = INT64_MAX  # after a failed fsync: what lies above was perhaps never written
         self.recovery_point = 0  # all below was checked, and is on stable storage
         # Replaced as one: base offsets, and the segments that have them.
         self._snapshot: tuple[list[int], tuple[Segment, ...]] = ([], ())
@@ -105,6 +107,7 @@ class View:
         self.dense_from = loaded.dense_from
         self.version = loaded.version
         self.recovery_point = loaded.recovery_point
+        self.aborts_known = loaded.aborts_known
 
     # ---- segments ----
 
@@ -192,10 +195,18 @@ class View:
     ) -> None:
         """Producer state at the end of the log; needs the segments' files, not the writer."""
         producers = self._new_producers(readonly=readonly)
+        names = list(names)
+        trusted = self.recovery_point
+        last = self.segments[-1].base_offset
+        if not self.aborts_known:
+            trusted = self.segments[0].base_offset
+        elif not clean and segment_name(last, ".txnindex") not in names:
+            # Whether it never had one or lost it, nothing tells: its batches do.
+            trusted = min(trusted, last)
         producers.load(
             self.segments,
             end=end,
-            trusted=self.recovery_point,
+            trusted=trusted,
             names=names,
             clean=clean,
             quiet_from=quiet_from,

@@ -28,11 +28,14 @@ from logstore.config import wants_fsync
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
     ClosedError,
+    DiskFullError,
+    FailedLogError,
     FencedError,
     InvalidRecordError,
     NotALogError,
     ReadOnlyError,
 )
+from logstore.failed_sync import FailedSync
 from logstore.leadership import EPOCH_MAX, Leadership
 from logstore.readable import ReadableLog, check_int
 from logstore.recovery import LoadedLog
@@ -67,6 +70,9 @@ class WritableLog(ReadableLog):
         self._rolling: tuple[Segment, Segment] | None = None
         # One that failed, and whose traces are not gone yet: the writer to go on with, the base.
         self._abandoned: tuple[_native.SegmentWriter | None, int] | None = None
+        # Told when an fsync failed: others on the same device may be hit as well.
+        self.sync_failed: Callable[[WritableLog], None] | None = None
+        self._suspected = False
 
     # ---- what it is ----
 
@@ -154,13 +160,20 @@ class WritableLog(ReadableLog):
     def _close_cleanly(self) -> None:
         view, stable = self._view, self._stable
         end = self._next_offset()
-        view.segments[-1].flush_indexes(sync=True, final=True)
-        stable.add(view.producers.close(view.segments, end))
-        stable.names_changed()
-        stable.commit.wait_for(end, end)
-        self._sync_written()
-        view.recovery_point = end
-        stable.write_state(clean=True, sync=True)
+        active = view.segments[-1]
+        try:
+            view.directory.with_room(lambda: active.flush_indexes(sync=True, final=True))
+            stable.add(view.producers.close(view.segments, end))
+            stable.names_changed()
+            stable.commit.wait_for(end, end)
+            self._sync_written()
+            view.recovery_point = end
+            stable.write_state(clean=True, sync=True)
+        except DiskFullError as error:
+            # Indexes and state can be made again; the records are what has to be safe.
+            log.warning("%s: no room to close it cleanly, the next open checks it: %s",
+                        self.name, str(error))  # fmt: skip
+            stable.commit.wait_for(end, end)
 
     def _abandon_in_child(self) -> None:
         """After fork: locks may be held by threads that do not exist here; the files are not ours.
@@ -189,7 +202,10 @@ class WritableLog(ReadableLog):
         self._view.check_usable()
         if self.readonly:
             raise ReadOnlyError(f"{self.name} was opened with readonly=True")
-        raise ClosedError(f"{self.name} cannot be appended to: {self._failure}; open it again")
+        why = f"{self.name} cannot be appended to: {self._failure}; open it again"
+        if self._stable.commit.failed:
+            raise FailedLogError(why, offsets=range(0))
+        raise ClosedError(why)
 
     def _fail(self, error: BaseException) -> None:
         """No appends through this handle any more; readers go on."""
@@ -238,10 +254,35 @@ class WritableLog(ReadableLog):
 
     def _sync_written(self) -> int:
         try:
-            return self._stable.sync_written()
+            end = self._stable.sync_written()
         except OSError as error:
-            self._fail(error)
+            self._fail_sync(error)
             raise
+        if self._suspected:
+            self._suspected, self._fsync = False, wants_fsync(self._durability)
+        return end
+
+    def _fail_sync(self, error: OSError) -> None:
+        """An fsync failed: what lies above the durable offset was perhaps never written.
+
+        The lock may be held by whoever waits for this sync: it is not taken here.
+        """
+        if self._stable.commit.failed:
+            return  # said so already
+        durable = self._stable.commit.durable_offset
+        self._stable.commit.fail(error)
+        self._fail(error)
+        self._view.limit = durable
+        log.error("%s: an fsync failed: %s; readers go up to offset %d until it is opened again",
+                  self.name, str(error), durable)  # fmt: skip
+        FailedSync(durable, str(error)).leave(self.directory)
+        self._view.wake_followers()
+        if self.sync_failed is not None:
+            self.sync_failed(self)
+
+    def suspect(self) -> None:
+        """An fsync failed elsewhere on the device: the next append here ends with one."""
+        self._suspected = self._fsync = True
 
     # ---- the active segment ----
 
@@ -279,7 +320,11 @@ class WritableLog(ReadableLog):
             raise
         self._finish_roll()
         log.info("%s rolled at offset %d", self.name, base_offset)
-        self._stable.sync_surplus()
+        try:
+            self._stable.sync_surplus()
+        except OSError as error:
+            self._fail_sync(error)
+            raise
 
     def _finish_roll(self) -> None:
         """The part of a roll that must happen as one; may be repeated after an interrupt."""

@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first: a room may import those before it.
 ROOMS = (
     *("closeable", "errors", "config", "clock", "timer", "fields"),
-    *("_native", "_files", "codecs", "record", "batch"),
-    *("index", "summary", "digest", "problem", "segment", "checkpoint", "epochs", "root"),
+    *("_native", "_files", "filesystem", "reserve", "codecs", "record", "batch"),
+    *("index", "summary", "digest", "failed_sync", "problem"),
+    *("segment", "checkpoint", "twin", "epochs", "root"),
     *("producer_ids", "producer_state", "producers"),
     *(
         "incoming",
@@ -38,7 +39,7 @@ ROOMS = (
     *("view", "beside", "leadership", "stable", "inspection"),
     *("readable", "writable", "appendable", "rewritable", "partition"),
     *("serialization", "interceptors"),
-    *("compaction", "verify", "partitioner", "topic", "store", "maintenance"),
+    *("compaction", "verify", "mending", "partitioner", "topic", "store", "maintenance"),
     *("internal_topics", "offsets"),
     *("transactions", "groups", "opening", "replication", "kafka", "times", "where", "testing"),
     *("cli", "__main__"),

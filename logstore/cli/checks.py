@@ -1,4 +1,4 @@
-"""`logstore verify`: every file looked at, every problem with what it means and what to do."""
+"""`logstore verify` and `repair`: every problem of a store, what it means, and what mends it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from logstore.cli import exits
 from logstore.cli.output import plain
 from logstore.cli.progress import Progress
 from logstore.cli.session import Session, pass_session, topic_names, verb
+from logstore.cli.upkeep import UNCHANGED
 
 if TYPE_CHECKING:
     from logstore import Problem
 
-__all__ = ["verify_verb"]
+__all__ = ["repair_verb", "verify_verb"]
 
 
 @verb("verify")
@@ -49,3 +50,26 @@ def verify_verb(session: Session, topics: tuple[str, ...], quick: bool, notes: b
     )
     session.output.rows(rows, columns, empty="all is as it should be")
     return exits.CORRUPT if any(p.severity == "error" for p in problems) else exits.OK
+
+
+@verb("repair")
+@click.option("--accept-loss", is_flag=True, help="Give up records that cannot be saved.")
+@click.option("--yes", is_flag=True, help="Do it; without this, only say what it would do.")
+@pass_session
+def repair_verb(session: Session, accept_loss: bool, yes: bool) -> int:
+    """Make a damaged store sound again, with the smallest change.
+
+    What can be made anew from the log is.  Records are given up only with --accept-loss.  What is
+    cut or replaced stays beside its file, and a receipt says what was done.  Exit code 4 when
+    errors are left.
+    """
+    from logstore.mending import repair
+
+    with Progress("looking", unit="bytes") as progress:
+        done = repair(
+            session.path, dry_run=not yes, accept_loss=accept_loss, progress=progress.reached
+        )
+    session.output.one(done.as_json(), words=str(done).splitlines())
+    if done.steps and not yes:
+        session.output.note(UNCHANGED)
+    return exits.CORRUPT if any(p.severity == "error" for p in done.left) else exits.OK

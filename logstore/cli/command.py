@@ -85,6 +85,7 @@ VERBS = {
     "du": ("du", "Where the bytes are, and which of them could go."),
     "dump": ("dump", "What is in the files of a log directory, ours or a broker's."),
     "verify": ("checks", "Look at every file for damage."),
+    "repair": ("checks", "Make a damaged store sound again."),
     "retain": ("upkeep", "Delete what retention lets go, and say why."),
     "compact": ("upkeep", "Keep the newest record of every key."),
     "purge": ("upkeep", "Delete records before an offset or a time, or those of one key."),

@@ -24,7 +24,7 @@ from logstore.cli.text import json_text
 from logstore.record import Record
 
 if TYPE_CHECKING:
-    from logstore import Partition, Topic
+    from logstore import Partition, Scan, Topic
     from logstore.where import Where
 
 __all__ = ["Selection", "read_verb"]
@@ -72,11 +72,15 @@ class Selection:
         scan = log.scan(start, stop, isolation=self.isolation, on_corrupt=self.on_corrupt)
         where = self.where
         yield from scan if where is None else filter(where, scan)
-        self.skipped += [
-            f"{s.path} at byte {s.position}: offsets {s.offsets.start} to {s.offsets.stop - 1}: "
-            f"{s.reason}"
-            for s in scan.skipped
-        ]
+        self._note_skipped(scan)
+
+    def _note_skipped(self, scan: Scan) -> None:
+        """Each damaged stretch once, however often it was passed over."""
+        for s in scan.skipped:
+            offsets = f"offsets {s.offsets.start} to {s.offsets.stop - 1}"
+            text = f"{s.path} at byte {s.position}: {offsets}: {s.reason}"
+            if text not in self.skipped:
+                self.skipped.append(text)
 
     def __iter__(self) -> Iterator[Record]:
         """All of them, partition by partition."""
@@ -145,6 +149,7 @@ class Selection:
             if where is None or where(record):
                 yield record
         positions[log.number] = max(start, scan.next_offset)
+        self._note_skipped(scan)
 
     def count(self) -> int:
         """How many there are."""
@@ -152,17 +157,20 @@ class Selection:
         with Progress("counting") as progress:
             for log in self.logs:
                 start, stop = self.stretch(log)
-                if self.where is not None or _size(log) < COLUMNS_FROM_BYTES:
-                    numbers = itertools.count()
-                    collections.deque(zip(self.of(log, start, stop), numbers), maxlen=0)  # noqa: B905
-                    found = next(numbers)
-                    progress.add(found)
-                    total += found
-                    continue
                 scan = log.scan(start, stop, isolation=self.isolation, on_corrupt=self.on_corrupt)
-                for chunk in scan.columns(fields=["offset"]):
-                    total += len(chunk)
-                    progress.add(len(chunk))
+                if self.where is not None:
+                    for record in scan:
+                        total += self.where(record)
+                        progress.add()  # what is looked at: that is the work
+                elif _size(log) < COLUMNS_FROM_BYTES:
+                    numbers = itertools.count()
+                    collections.deque(zip(scan, numbers), maxlen=0)  # noqa: B905
+                    total += next(numbers)
+                else:
+                    for chunk in scan.columns(fields=["offset"]):
+                        total += len(chunk)
+                        progress.add(len(chunk))
+                self._note_skipped(scan)
         return total
 
 

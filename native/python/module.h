@@ -188,6 +188,7 @@ extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_batch_functions[];
 extern PyMethodDef ls_index_functions[];
 extern PyMethodDef ls_cleaner_functions[];
+extern PyMethodDef ls_filesystem_functions[];
 extern PyMethodDef ls_watch_functions[];
 
 int64_t ls_now_ms(void);

@@ -176,3 +176,32 @@ def test_damage_is_named_with_what_to_do(command: Command) -> None:
         assert all(row["meaning"] and row["remedy"] for row in errors)
     assert "damaged" in command("verify", "-o", "table", code=4).text
     assert json.dumps(found)
+
+
+# ---- repair ----
+
+
+def test_a_damaged_store_is_mended_when_asked(command: Command) -> None:
+    command.fill(count=5)
+    path = command.store / "orders-0" / "00000000000000000000.log"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    (told,) = command("repair", code=4).rows
+    assert told["dry_run"] is True
+    assert path.read_bytes() == bytes(content)
+    (planned,) = command("repair", "--accept-loss").rows
+    assert [step["loses"] for step in planned["steps"] if step["loses"]] == [[[2, 3]]]
+    assert path.read_bytes() == bytes(content)
+    (done,) = command("repair", "--accept-loss", "--yes").rows
+    assert done["receipt"]
+    assert [row["offset"] for row in command("read", "orders").rows] == [0, 1, 3, 4]
+    command("verify")
+    assert command("repair").rows[0]["steps"] == []
+
+
+def test_a_sound_store_needs_no_repair(command: Command) -> None:
+    command.fill(count=5)
+    (told,) = command("repair").rows
+    assert told["steps"] == []
+    assert "nothing to do" in command("repair", "-o", "table").text

@@ -297,7 +297,13 @@ def test_damage_is_reported_or_passed_over(command: Command) -> None:
     assert str(path) in damaged.err
     skipped = command("read", "orders", "--skip-corrupt", code=4)
     assert len(skipped.rows) == 4
-    assert "skipped" in skipped.err
+    assert skipped.err.count("skipped") == 1
+    counted = command("read", "orders", "--skip-corrupt", "--count", code=4)
+    assert counted.text == "4\n"
+    assert counted.err.count("skipped") == 1
+    last = command("read", "orders", "--skip-corrupt", "--last", 4, code=4)
+    assert len(last.rows) == 4
+    assert last.err.count("skipped") == 1
 
 
 def test_uncommitted_and_aborted_records_are_left_out_when_asked(command: Command) -> None:

@@ -414,6 +414,7 @@ class TransactionMachine(RuleBasedStateMachine):
         except Crash:
             self.crash()
             return Client(name, (-1, -1))
+        self.fuel = -1
         client = Client(name, (known.producer_id, known.producer_epoch))
         self.current[name] = client
         return client
@@ -479,11 +480,10 @@ class TransactionMachine(RuleBasedStateMachine):
             self.fuel = -1
         known = self.machine.get(client.name)
         assert known is not None
-        if transaction >= 0 and self.current.get(client.name) is client:
+        if transaction >= 0:
             assert self.told.setdefault(transaction, commit) == commit
         client.transaction = -1
-        if self.current.get(client.name) is client:
-            client.identity = (known.producer_id, known.producer_epoch)
+        client.identity = (known.producer_id, known.producer_epoch)
 
     @rule(ms=st.integers(1, 900))
     def time_passes(self, ms: int) -> None:

@@ -29,13 +29,14 @@ FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuz
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
-.PHONY: help demo test kill powercut tsan asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help campaigns demo test kill powercut tsan asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       append, scan, crash, recover: the engine at work, in a minute'
 	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer")'
+	@echo 'make campaigns  every bit of every file flipped, every call to the disk failed (long)'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make lint       ruff, mypy, stubtest, gcc -Werror'
 	@echo 'make core-test  only the C core, no Python'
@@ -129,6 +130,11 @@ kill: build
 powercut: build
 	$(SAY) cut 'the power of an ext4, $(IMAGES) times (root)'
 	@unshare -m $(PY) -m tests.power_cut --images $(IMAGES)
+
+# Everything that takes too long for every run: all flipped bits, all failing calls.
+campaigns: build
+	$(SAY) pytest 'the whole campaigns'
+	@$(PY) -m pytest -m slow tests/test_bit_flips.py tests/test_io_faults.py
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks $(ARGS)

@@ -523,7 +523,7 @@ class Campaign:
         self.files = {
             path.relative_to(template.path): path.read_bytes()
             for path in template.path.rglob("*")
-            if path.is_file() and path.name != ".lock"
+            if path.is_file() and path.name not in (".lock", "logstore.reserve")
         }
         self.descriptors = self.open_files()
 

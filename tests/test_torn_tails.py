@@ -83,7 +83,9 @@ class TornLog:
         self.garbage = random.Random(3).randbytes(len(self.contents))
 
     def _names(self) -> list[str]:
-        return [name for name in os.listdir(self.path) if name not in (LOG, ".lock")]
+        return [
+            name for name in os.listdir(self.path) if name not in (LOG, ".lock", "logstore.reserve")
+        ]
 
     def tear(self, kind: str, at: int) -> bytes:
         """Put the files back as they were left, and tear the log; its bytes then."""

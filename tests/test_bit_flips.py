@@ -10,7 +10,7 @@ The catalogue of topics is text that may be edited by hand: a bit that changes a
 edit would be, and one that changes a name or a number leads to a partition that is not there, which
 is told with a FileNotFoundError.  The records are the same.
 
-`make test` flips a share of them; `make campaigns` flips them all.
+`make campaigns` flips them all; that takes too long for every run of the tests.
 Two processes share the flips: this file run as a program is one of them.
 """
 
@@ -362,11 +362,12 @@ KINDS = (
 )
 
 
+@pytest.mark.slow
 def test_every_kind_of_file_may_have_a_flipped_bit(run_shares: RunShares) -> None:
-    """A sixtieth of the bytes of every kind of file, all bits of each."""
-    counts = run_shares(__file__, "every bit", shares=60, chosen=(5,))
+    """One byte in six hundred of every kind of file, all bits of each."""
+    counts = run_shares(__file__, "every bit", shares=600, chosen=(5,))
     assert counts["violations"] == 0
-    assert counts["flips"] > 1_000
+    assert counts["flips"] > 300
     assert counts["told"] > 0
     assert counts["equal"] > 0
 

@@ -29,7 +29,7 @@ FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuz
 PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
-.PHONY: help campaigns demo test kill powercut tsan asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help campaigns demo test crash kill powercut tsan asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -39,6 +39,7 @@ help:
 	@echo 'make campaigns  every bit of every file flipped, every call to the disk failed (long)'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make lint       ruff, mypy, stubtest, gcc -Werror'
+	@echo 'make crash      crash every protocol at every call, CRASH_STATES=1000000'
 	@echo 'make core-test  only the C core, no Python'
 	@echo 'make asan       pytest on an extension built with ASan+UBSan'
 	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang)'
@@ -138,6 +139,11 @@ campaigns: build
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks $(ARGS)
+
+# Every protocol, crashed at every call: CRASH_STATES distinct states, with progress.
+CRASH_STATES ?= 1000000
+crash: build
+	@CRASH_STATES=$(CRASH_STATES) $(PY) -m tests.crash_campaign
 
 # The interop tests let Kafka's own classes read our files: that takes a JVM, and Maven to fetch them.
 # $(call apt,packages): install if we may; the caller looks again and says what is missing.

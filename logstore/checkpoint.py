@@ -150,10 +150,12 @@ class DurableMark:
     def __init__(self, directory: Directory) -> None:
         self._file = directory.open(self.NAME, write=True, create=True)
 
-    def write(self, offset: int) -> None:
-        """Call only after the fsync that makes it true.  Itself needs none."""
+    def write(self, offset: int, *, sync: bool = False) -> None:
+        """Call only after the fsync that makes it true.  Itself needs none, unless it goes down."""
         packed = struct.pack(">q", offset)
         self._file.pwrite(packed + struct.pack(">I", _native.crc32c(packed)), 0)
+        if sync:
+            self._file.datasync()
 
     def close(self) -> None:
         self._file.close()

@@ -653,6 +653,10 @@ class _Loader:
             cut = True
             self.cut(segment, contents, size)
             contents = dataclasses.replace(contents, stopped="end")
+        if not (last or same_boot or damaged_tail) and segment.dense:
+            # Sound as far as it goes; yet what lay before the next segment may have been lost, and
+            # at the end of a batch that leaves no other trace.
+            cut |= durable <= contents.next_offset < (segment.next_base or 0)
         if not self.readonly:
             self.refresh_indexes(segment, contents)
         return contents, damaged_tail, cut

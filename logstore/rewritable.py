@@ -220,7 +220,7 @@ class RewritableLog(AppendableLog):
         view.version += 1
         view.recovery_point = min(view.recovery_point, last.base_offset)
         stable.commit.lower(last.base_offset)
-        stable.write_mark()
+        stable.write_mark(sync=True)
         stable.write_state(sync=True)
         self._cut_epochs_locked(end_offset)
         plan = TruncationPlan(

@@ -661,6 +661,19 @@ class Segment:
                 writer.file.end, writer.min_timestamp, digest(aborted) if aborted else (0, 0)
             ).write(self._directory, self.base_offset)
 
+    def index_files(self) -> list[_native.File]:
+        """Those of its index files that there are, opened anew: for whoever syncs them."""
+        names = (segment_name(self.base_offset, suffix) for suffix in (".index", ".timeindex"))
+        return [
+            self._directory.open(name, write=True) for name in names if self._directory.exists(name)
+        ]
+
+    def sync(self) -> None:
+        """Make a sealed segment durable: after a kill its bytes may be in the page cache alone."""
+        for file in (self.file, *self.index_files()):
+            file.datasync()
+        self.release()
+
     def seal(self, next_base: int) -> None:
         """No more appends: the indexes are in their files, the next segment starts there."""
         self.next_base = next_base

@@ -28,7 +28,7 @@ __all__ = ["StableStorage"]
 
 log = logging.getLogger("logstore.partition")
 
-UNSYNCED_SEGMENTS = 4  # sealed files that durability="os" may leave to the kernel
+UNSYNCED_FILES = 12  # of sealed segments, that durability="os" may leave to the kernel
 MARK_SECONDS = 0.05  # how late the durable mark may be
 
 
@@ -76,7 +76,7 @@ class StableStorage:
 
     def sync_surplus(self) -> None:
         """Sync the oldest files while there are many: bounds what a crash leaves to recovery."""
-        while len(self._unsynced) > UNSYNCED_SEGMENTS:
+        while len(self._unsynced) > UNSYNCED_FILES:
             oldest = self._unsynced[0]
             oldest.datasync()
             with self._lock:
@@ -120,14 +120,14 @@ class StableStorage:
             view.recovery_point = before
             log.warning("%s: could not write down what is durable: %s", view.name, error)
 
-    def write_mark(self) -> None:
-        """Write down what is durable now."""
+    def write_mark(self, *, sync: bool = False) -> None:
+        """Write down what is durable now; with `sync`, because less is from now on."""
         with self._lock:
             mark = self._mark
             if mark is not None:
                 # Asked for under the lock: a cut lowers it first, and then comes here.
                 offset = self.commit.durable_offset
-                self._view.directory.with_room(lambda: mark.write(offset))
+                self._view.directory.with_room(lambda: mark.write(offset, sync=sync))
 
     def write_state(self, *, clean: bool = False, sync: bool) -> None:
         """Write the state file; `clean` promises that there is nothing for recovery to do."""

@@ -1122,7 +1122,7 @@ def _own_settings(config: PartitionConfig | Mapping[str, Any] | None) -> dict[st
 
 def _at_once(tasks: Sequence[Callable[[], object]]) -> None:
     """Run tasks in a few threads; the first error is raised when all have ended."""
-    if len(tasks) < 2:
+    if len(tasks) < 2 or RECOVERY_THREADS < 2:
         for task in tasks:
             task()
         return

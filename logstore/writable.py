@@ -153,6 +153,9 @@ class WritableLog(ReadableLog):
         stable.write_state(sync=True)
         if not loaded.report.clean or created:
             # What recovery kept was perhaps never synced; make its acceptance durable.
+            for segment in loaded.segments[:-1]:
+                if segment.end_offset > loaded.recovery_point:
+                    segment.sync()
             stable.names_changed()
             stable.commit.wait_for(self._next_offset(), loaded.durable_offset)
         stable.write_mark()
@@ -311,7 +314,8 @@ class WritableLog(ReadableLog):
             new = self._view.make_segment(base_offset, base_offset >= self._view.dense_from)
             self._prepare(new, empty_contents(base_offset))
             more = self._view.producers.roll(old, base_offset)
-            self._stable.add([old.file, *more])
+            # Also the indexes: those below the recovery point are believed without another look.
+            self._stable.add([old.file, *old.index_files(), *more])
             self._rolling = (old, new)
         except BaseException:
             if self._rolling is None:

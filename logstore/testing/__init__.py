@@ -5,6 +5,7 @@
 ``model``        ``LogModel``: what a partition means, as a list
 ``transactions`` ``TransactionModel``: the same for producers and transactions
 ``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
+``crash``        ``explore``: every state a crash may leave, recovered from and judged
 ``io``           ``record_io`` and ``inject_io``: the calls to the disk, written down or spoiled
 ``history``      what clients were told: a recorder, and a checker with the anomalies of Jepsen's
                  Kafka tests; ``operations`` is the format
@@ -17,6 +18,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logstore.testing.compaction import CompactionRules, reference_compaction
+from logstore.testing.crash import (
+    Crash,
+    CrashViolation,
+    Exploration,
+    Sandbox,
+    another_boot,
+    crash_states,
+    explore,
+    explore_recovery,
+)
 from logstore.testing.history import Finding, History, HistoryViolation, Recorder, assert_clean
 from logstore.testing.invariants import check_invariants
 from logstore.testing.io import Fault, Injected, Operation, Trace, inject_io, record_io
@@ -36,6 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompactionRules",
+    "Crash",
+    "CrashViolation",
+    "Exploration",
     "Fault",
     "Finding",
     "FormatViolation",
@@ -49,14 +63,19 @@ __all__ = [
     "Recorder",
     "ReferenceBatch",
     "ReferenceRecord",
+    "Sandbox",
     "Trace",
     "TransactionModel",
+    "another_boot",
     "as_reference",
     "assert_clean",
     "batches",
     "check_invariants",
+    "crash_states",
     "decode_batch",
     "encode_batch",
+    "explore",
+    "explore_recovery",
     "inject_io",
     "read_log",
     "record_io",

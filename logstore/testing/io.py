@@ -32,6 +32,7 @@ __all__ = [
     "Trace",
     "inject_io",
     "record_io",
+    "tree_of",
 ]
 
 _NAMES: Final = _native.watch_kinds()
@@ -290,6 +291,9 @@ class _Watch:
 class Trace(_Watch):
     """What `record_io` gives: every call in the order in which the disk saw it."""
 
+    initial: dict[str, bytes | None]
+    """What was below the root before: contents by path, None for a directory."""
+
     @property
     def operations(self) -> list[Operation]:
         """All calls and marks so far."""
@@ -319,12 +323,28 @@ class Injected(_Watch):
         return list(self._matched)
 
 
+def tree_of(root: str | os.PathLike[str]) -> dict[str, bytes | None]:
+    """All that is below a directory: the contents of files, None for directories."""
+    tree: dict[str, bytes | None] = {}
+    top = os.fspath(root)
+    for above, folders, files in os.walk(top):
+        prefix = os.path.relpath(above, top)
+        prefix = "" if prefix == "." else f"{prefix}/"
+        for name in folders:
+            tree[f"{prefix}{name}"] = None
+        for name in files:
+            with open(f"{above}/{name}", "rb") as file:
+                tree[f"{prefix}{name}"] = file.read()
+    return tree
+
+
 @contextlib.contextmanager
 def record_io(root: str | os.PathLike[str], *faults: Fault, data: bool = True) -> Iterator[Trace]:
     """Record every call on files below `root`, a directory that exists, until the block ends.
 
-    Calls of several threads are done one at a time, so that their order is known.  Faults may be
-    given as well; a call that one has kept from the disk says so (`Operation.performed`).
+    Calls of several threads are done one at a time, so that their order is known.  With `data`,
+    what is written is kept, and what was there before (`Trace.initial`).  Faults may be given as
+    well; a call that one has kept from the disk says so (`Operation.performed`).
 
     >>> import tempfile, logstore
     >>> with tempfile.TemporaryDirectory() as directory, record_io(directory) as trace:
@@ -334,6 +354,7 @@ def record_io(root: str | os.PathLike[str], *faults: Fault, data: bool = True) -
     ['mkdir orders-0', "mark ('acknowledged', 0)"]
     """
     trace = Trace(os.path.realpath(root), faults)
+    trace.initial = tree_of(trace.root) if data else {}
     trace._start(keep_calls=True, keep_data=data, ordered=True)
     try:
         yield trace

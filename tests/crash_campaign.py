@@ -1,0 +1,227 @@
+"""The crash explorer on all scenarios, in two processes: `make crash`, and a test of its own.
+
+A task is a part of one scenario's calls.  Where one round does not come to the number of states
+that is asked for, another tries other torn writes and other subsets.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from logstore.testing.crash import (
+    Crash,
+    Exploration,
+    Sandbox,
+    another_boot,
+    crash_states,
+    explore,
+    explore_recovery,
+)
+from logstore.testing.io import Trace, record_io
+from logstore.testing.oracle import judge
+from tests.crash_scenarios import SCENARIOS
+
+SHARDS = 4
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+# Made before the workers are, who inherit them.
+TRACES: dict[str, Trace] = {}
+
+
+@dataclass
+class Figures:
+    """What a campaign came to."""
+
+    per_scenario: dict[str, Exploration] = field(default_factory=dict)
+
+    def add(self, name: str, result: Exploration) -> None:
+        self.per_scenario.setdefault(name, Exploration()).add(result)
+
+    @property
+    def distinct(self) -> int:
+        return len(set().union(*(each.digests for each in self.per_scenario.values())))
+
+    @property
+    def violations(self) -> list[str]:
+        return [
+            f"{name}: {violation}"
+            for name, each in self.per_scenario.items()
+            for violation in each.violations
+        ]
+
+
+def record_all(names: list[str] | None = None) -> None:
+    for name in names or list(SCENARIOS):
+        if name not in TRACES:
+            with tempfile.TemporaryDirectory(dir=MEMORY) as root:
+                TRACES[name] = SCENARIOS[name].record(root)
+
+
+@dataclass(frozen=True)
+class Task:
+    scenario: str
+    shard: int
+    per_step: int | None
+    seed: int
+    skip: frozenset[bytes] = frozenset()
+
+
+def _explore(task: Task) -> tuple[str, Exploration]:
+    scenario = SCENARIOS[task.scenario]
+    with Sandbox() as sandbox:
+        result = explore(
+            TRACES[task.scenario],
+            scenario.recover,
+            judge,
+            per_step=task.per_step,
+            seed=task.seed * 1_000_003,
+            shard=(task.shard, SHARDS),
+            sandbox=sandbox,
+            skip=task.skip,
+        )
+    return task.scenario, result
+
+
+def _signature(trace: Trace) -> tuple[object, ...]:
+    """What a recovery did, but not with which bytes."""
+    kinds = ("pwrite", "truncate", "rename", "unlink", "mkdir", "rmdir", "sync", "datasync")
+    return tuple((c.kind, c.path, c.target) for c in trace.operations if c.kind in kinds)
+
+
+def _first_crashes(task: Task, sandbox: Sandbox) -> Iterator[Crash]:
+    """States from which recovery does different things; one for each thing that it does."""
+    scenario = SCENARIOS[task.scenario]
+    seen: set[object] = set()
+    known: set[tuple[bytes, bool]] = set()
+    shard = (task.shard, SHARDS)
+    crashes = crash_states(TRACES[task.scenario], per_step=2, seed=task.seed, shard=shard)
+    step, tried = -1, 0
+    for crash in crashes:
+        if crash.step != step:
+            step, tried = crash.step, 0
+        power = crash.model != "kill"
+        key = crash.digest, power
+        if key in known or tried >= 6:
+            continue
+        known.add(key)
+        tried += 1
+        sandbox.put(crash.tree)
+        with (
+            another_boot("the first recovery" if power else None),
+            record_io(sandbox.path) as trace,
+        ):
+            scenario.only_recover(sandbox.path, crash)
+        signature = (power, _signature(trace))
+        if signature not in seen:
+            seen.add(signature)
+            yield crash
+
+
+def _explore_twice(task: Task) -> tuple[str, Exploration]:
+    scenario = SCENARIOS[task.scenario]
+    total = Exploration()
+    with Sandbox() as sandbox, Sandbox() as other:
+        for crash in _first_crashes(task, other):
+            total.add(
+                explore_recovery(
+                    crash,
+                    scenario.only_recover,
+                    judge,
+                    per_step=task.per_step,
+                    seed=task.seed,
+                    sandbox=sandbox,
+                )
+            )
+            if len(total.violations) > 3:
+                break
+    return task.scenario, total
+
+
+Act = Callable[[Task], tuple[str, Exploration]]
+
+
+def _prepare_worker() -> None:
+    logging.disable(logging.CRITICAL)
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+
+
+def _run(act: Act, tasks: list[Task], workers: int) -> Iterator[tuple[str, Exploration]]:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(workers, _prepare_worker, maxtasksperchild=40) as pool:
+        yield from pool.imap_unordered(act, tasks)
+
+
+def campaign(
+    target: int,
+    *,
+    per_step: int,
+    workers: int = 2,
+    rounds: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> Figures:
+    """Crash every scenario until there are `target` distinct states, at most `rounds` times."""
+    record_all()
+    figures = Figures()
+    for number in range(rounds):
+        tasks = []
+        for shard in range(SHARDS):
+            for name in SCENARIOS:
+                known = figures.per_scenario.get(name)
+                skip = frozenset(known.digests) if known is not None else frozenset()
+                tasks.append(Task(name, shard, per_step, number, skip))
+        for done, (name, result) in enumerate(_run(_explore, tasks, workers), 1):
+            figures.add(name, result)
+            for violation in result.violations:
+                say(f"{name}: {violation}")
+            if done % 10 == 0 or done == len(tasks):
+                states = sum(each.distinct for each in figures.per_scenario.values())
+                say(f"round {number + 1}: {done} of {len(tasks)} tasks, {states} states")
+        if figures.distinct >= target or figures.violations:
+            break
+    return figures
+
+
+def second_crashes(*, per_step: int, workers: int = 2) -> Figures:
+    """Crash again inside recovery, for everything that recovery is seen to do."""
+    record_all()
+    figures = Figures()
+    tasks = [Task(name, shard, per_step, 0) for shard in range(SHARDS) for name in SCENARIOS]
+    for name, result in _run(_explore_twice, tasks, workers):
+        figures.add(name, result)
+    return figures
+
+
+def main() -> int:
+    target = int(os.environ.get("CRASH_STATES", "1000000"))
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:8.0f} s  {text}", flush=True)
+
+    logging.disable(logging.CRITICAL)
+    figures = campaign(target, per_step=120, rounds=50, say=say)
+    again = second_crashes(per_step=20)
+    for name, result in sorted(figures.per_scenario.items()):
+        second = again.per_scenario.get(name, Exploration())
+        say(f"{name:28} {result.distinct:8} states, {second.distinct:7} inside recovery")
+    violations = [*figures.violations, *again.violations]
+    for violation in violations:
+        print(violation)
+    say(
+        f"{figures.distinct} distinct crash states, {again.distinct} inside recovery, "
+        f"{len(violations)} violations"
+    )
+    return 1 if violations or figures.distinct < target else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

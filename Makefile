@@ -26,10 +26,10 @@ CORE_H := $(sort $(wildcard native/core/*.h))
 BINDING_C := $(sort $(wildcard native/python/*.c))
 BINDING_H := $(sort $(wildcard native/python/*.h))
 FUZZERS := $(patsubst native/tests/fuzz_%.c,%,$(sort $(wildcard native/tests/fuzz_*.c)))
-PYTHON_DIRS := $(wildcard logstore benchmarks examples tests spark_connector native/tests setup.py)
+PYTHON_DIRS := $(wildcard logstore benchmarks docs examples tests spark_connector native/tests setup.py)
 TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
-.PHONY: help campaigns demo test crash kill powercut tsan asan bench lint lint-python lint-c core-test fuzz build clean distclean java FORCE
+.PHONY: help campaigns demo test crash kill powercut tsan asan bench docs lint lint-python lint-c core-test fuzz build clean distclean java FORCE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -38,6 +38,7 @@ help:
 	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer")'
 	@echo 'make campaigns  every bit of every file flipped, every call to the disk failed (long)'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
+	@echo 'make docs       docs/reference.md from the docstrings, and the site in build/site'
 	@echo 'make lint       ruff, mypy, stubtest, gcc -Werror'
 	@echo 'make crash      crash every protocol at every call, CRASH_STATES=1000000'
 	@echo 'make core-test  only the C core, no Python'
@@ -78,6 +79,11 @@ $(VENV)/.bench: $(VENV)/.where pyproject.toml
 $(VENV)/.demo: $(VENV)/.where pyproject.toml
 	$(SAY) pip 'installing logstore[arrow,spark], editable'
 	@$(PIP) install 'setuptools>=77' -e '.[arrow,spark]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.where pyproject.toml
+	$(SAY) pip 'installing logstore[docs], editable'
+	@$(PIP) install 'setuptools>=77' -e '.[docs]'
 	@touch $@
 
 # ---- the extension --------------------------------------------------------------------------

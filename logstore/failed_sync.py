@@ -5,8 +5,9 @@ a read, an fsync, even a new process would be told that all is well.  So the han
 and leaves ``logstore.failed``.  Opening again drops the cached pages, reads the log from the
 device, writes what is sound to new files, syncs these, and only then takes the mark away.
 
-A mark that could not be written is kept in this process; and recovery after any crash drops cached
-pages above the durable mark before it reads, so that a later process is not deceived either.
+A mark that could not be written is kept in this process; and recovery after any crash of a log that
+was synced before drops cached pages above the durable mark before it reads, so that a later process
+is not deceived either.
 """
 
 from __future__ import annotations

@@ -493,7 +493,9 @@ class _Loader:
         for number in range(first, len(segments)):
             segment = segments[number]
             last = number == len(segments) - 1
-            if not self.readonly and (same_boot or self.failed is not None):
+            if not self.readonly and (self.failed is not None or (same_boot and mark >= 0)):
+                # Without a mark no sync has ended here, and a log of many bytes is read from
+                # memory; with one, only what lies above it is read from the device.
                 self.forget_cached(segment, durable)
             found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
             contents = found

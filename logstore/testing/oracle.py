@@ -311,7 +311,7 @@ def _look_at(log: Partition, *, thorough: bool) -> FoundPartition:
         all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(epochs)),
         f"leader epochs do not rise: {epochs}",
     )
-    if thorough and log.segments[0].end_offset >= start:
+    if thorough and log.segments[0].end_offset > start:
         # Otherwise a deletion is unfinished: of what lies below the start, parts may be gone.
         check_invariants(log)
     return FoundPartition(start, end, tuple(entries), tuple(committed), epochs)

@@ -265,12 +265,6 @@ BARRIERS = {
         "rename",
         "orders-0/*.snapshot.*.tmp",
     ),
-    "truncate: the plan is not synced": ("truncate", "sync", "orders-0/truncate.plan.*.tmp"),
-    "truncate: the plan is not put in its place": (
-        "truncate",
-        "rename",
-        "orders-0/truncate.plan.*.tmp",
-    ),
     "truncate: the plan stays": ("truncate", "unlink", "orders-0/truncate.plan"),
     "truncate: later segments stay": ("truncate", "unlink", "orders-0/*.log"),
     # Two files tell it, so that one may be damaged.

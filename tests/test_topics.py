@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ from logstore import (
 from logstore._files import Directory
 from logstore.clock import ManualClock
 from logstore.partitioner import partition_for_key
+from logstore.testing import Fault, inject_io
 
 MakeStore = Callable[..., Store]
 
@@ -451,24 +453,21 @@ def test_dying_after_any_file_operation_leaves_a_whole_store(
     assert operation > 3, done
 
 
-def test_an_error_while_creating_leaves_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_while_creating_leaves_nothing(store: Store) -> None:
     topic = store.create_topic("t", 2)
     topic.append(b"v", partition=0)
-    real = os.mkdir
-
-    def full(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        if path in ("new-1", "t-3"):
-            raise OSError(28, "No space left on device")
-        real(path, mode, dir_fd=dir_fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "mkdir", full)
-        with pytest.raises(OSError, match="No space"):
-            store.create_topic("new", 3)
-        with pytest.raises(OSError, match="No space"):
-            topic.add_partitions(2)
+    with (
+        inject_io(Fault.fail(errno.ENOSPC, "mkdir", "*new-1")) as injected,
+        pytest.raises(OSError, match="No space"),
+    ):
+        store.create_topic("new", 3)
+    assert injected.fired
+    with (
+        inject_io(Fault.fail(errno.ENOSPC, "mkdir", "*t-3")) as injected,
+        pytest.raises(OSError, match="No space"),
+    ):
+        topic.add_partitions(2)
+    assert injected.fired
     assert list(store) == ["t"] and len(topic) == 2
     assert sorted(entry.name for entry in store.path.iterdir() if entry.is_dir()) == ["t-0", "t-1"]
     assert [record.value for record in topic[0]] == [b"v"]

@@ -318,8 +318,9 @@ class _Loader:
             loaded.dense_from = loaded.contents.next_offset
         if loaded.contents.next_offset < start:
             same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
-            if not self.own_state or (same_boot and self.failed is None):
-                # Without a power cut no log ends below its start: the claim is not of this log.
+            whole = not self.report.torn and not self.report.set_aside
+            if whole and (not self.own_state or (same_boot and self.failed is None)):
+                # Nothing was cut, and no power: the claim is not of this log.
                 log.warning("%s: a start at offset %d is beyond the end %d: ignored",
                             self.directory.path, start, loaded.contents.next_offset)  # fmt: skip
                 loaded.start_offset = bases[0]

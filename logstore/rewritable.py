@@ -164,6 +164,7 @@ class RewritableLog(AppendableLog):
         names = []
         segments = tuple(segments)
         self._view.let_cool(segments)
+        self._stable.forget({segment.base_offset for segment in segments})
         for segment in segments:
             segment.release()
             for suffix in SEGMENT_SUFFIXES:

@@ -13,12 +13,13 @@ while they hold that one.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from logstore import _native
-from logstore._files import boot_id
+from logstore._files import base_offset_of, boot_id
 from logstore.checkpoint import DurableMark, PartitionState, lists_of_aborts
 from logstore.commit import GroupCommit
 from logstore.leadership import Leadership
@@ -69,6 +70,16 @@ class StableStorage:
         """These have bytes that no sync has covered."""
         with self._lock:
             self._unsynced += files
+
+    def forget(self, base_offsets: Collection[int]) -> None:
+        """These segments are deleted: an open file would keep their blocks from a full disk."""
+        with self._lock:
+            self._unsynced = [
+                file
+                for file in self._unsynced
+                if file.path.endswith(".snapshot")
+                or base_offset_of(os.path.basename(file.path)) not in base_offsets
+            ]
 
     def names_changed(self) -> None:
         """A file was created, renamed or removed: the directory is to be synced as well."""

@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from logstore import Compactor, Partition
+from logstore import Compactor, LogStoreError, Partition
 from logstore.testing.io import Fault, inject_io
 from tests.fuse_disk import DISK, Journal, Server, mount, unmount
 
@@ -160,7 +160,11 @@ def faults_of(root: Path, given: list[tuple[str, object]]) -> Iterator[str]:
             yield f"damage: {log.recovery.damage}"
         if log.start_offset > start:
             yield f"starts at {log.start_offset}, not at or below {start}"
-        stored = {record.offset: (record.key, record.value) for record in log}
+        try:
+            stored = {record.offset: (record.key, record.value) for record in log}
+        except LogStoreError as error:
+            yield f"cannot be read: {error}"
+            return
         newest = {key: offset for offset, (key, _) in stored.items()}
         for offset, (key, value) in records.items():
             if offset < start:

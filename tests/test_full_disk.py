@@ -6,6 +6,7 @@ without a free block, and once there is space the same handle writes on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import Compactor, DiskFullError, Partition, Store
+from logstore import Compactor, DiskFullError, Partition, PartitionConfig, Store
 from logstore.reserve import RESERVE_NAME, free_bytes
 
 MiB = 1 << 20
@@ -226,6 +227,23 @@ def test_no_reserve_is_kept_when_none_is_wanted(tmp_path: Path) -> None:
     with logstore.open(tmp_path / "store", reserve_bytes=0) as store:
         store.create_topic("t").append(b"x")
         assert not (store.path / RESERVE_NAME).exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_deleted_segment_gives_its_blocks_back_at_once(tmp_path: Path) -> None:
+    """Nobody holds its files open, not even for a sync that is still to come."""
+    with Partition.open(
+        tmp_path / "t-0", config=PartitionConfig(segment_bytes=4096), durability="os"
+    ) as log:
+        for _ in range(4):
+            log.append(bytes(3000))
+            log.roll()
+        log.trim(log.end_offset)
+        held = []
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                held.append(os.readlink(link))
+    assert [path for path in held if str(tmp_path) in path and "(deleted)" in path] == []
 
 
 CYCLES = {"tmpfs": 170, "ext4": 30}

@@ -81,6 +81,19 @@ def cuts_off(root: Path, promise: Promise) -> None:
             promise("record", log.append(value_of(number)), value_of(number))
 
 
+def cuts_a_batch(root: Path, promise: Promise) -> None:
+    """The kept records of the batch are encoded anew: for a moment only the plan has them."""
+    with Partition.open(root / "orders-0", config=CONFIG) as log:
+        for first in (0, 6):
+            log.extend([value_of(number) for number in range(first, first + 6)])
+            for number in range(first, first + 6):
+                promise("record", number, value_of(number))
+        promise("may end", 10)
+        log.truncate(10)
+        promise("end", 10)
+        promise("record", log.append(value_of(20)), value_of(20))
+
+
 def trims(root: Path, promise: Promise) -> None:
     with Partition.open(root / "orders-0", config=CONFIG) as log:
         for number in range(14):
@@ -188,6 +201,7 @@ def judge_epochs(root: Path, promised: Promised) -> None:
 PROTOCOLS = {
     "append": Protocol(appends, judge_log),
     "truncate": Protocol(cuts_off, judge_log),
+    "truncate in a batch": Protocol(cuts_a_batch, judge_log),
     "trim": Protocol(trims, judge_log),
     "reopen": Protocol(reopens, judge_log),
     "compact": Protocol(compacts, judge_table),
@@ -264,6 +278,16 @@ BARRIERS = {
         "append",
         "rename",
         "orders-0/*.snapshot.*.tmp",
+    ),
+    "truncate: the plan is not synced": (
+        "truncate in a batch",
+        "sync",
+        "orders-0/truncate.plan.*.tmp",
+    ),
+    "truncate: the plan is not put in its place": (
+        "truncate in a batch",
+        "rename",
+        "orders-0/truncate.plan.*.tmp",
     ),
     "truncate: the plan stays": ("truncate", "unlink", "orders-0/truncate.plan"),
     "truncate: later segments stay": ("truncate", "unlink", "orders-0/*.log"),

@@ -2,8 +2,9 @@
 
 Plays a recorded trace of calls, remembers for every file what a sync has covered and for every
 directory which names, and gives the states that a power cut may leave.  Of all of them only the
-four extreme ones are made: data as synced or as written, names as synced or as changed.  That is
-enough to tell a protocol with a barrier from the same protocol without it.
+six extreme ones are made: data as synced, as written, or lost although the file's size was kept;
+names as synced or as changed.  That is enough to tell a protocol with a barrier from the same
+protocol without it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from logstore.testing.io import Operation
 @dataclass(eq=False)
 class File:
     now: bytearray = field(default_factory=bytearray)
+    sized: bytearray = field(default_factory=bytearray)  # zeros where no sync came since it grew
     synced: bytes = b""
 
 
@@ -82,22 +84,27 @@ class Disk:
             return  # renamed or removed meanwhile: nobody will find it
         elif call.kind == "pwrite":
             data = (call.data or b"")[: call.done]
-            missing = call.position - len(node.now)
-            if missing > 0:
-                node.now += bytes(missing)
+            self._grow(node, call.position + len(data))
             node.now[call.position : call.position + len(data)] = data
         elif call.kind == "truncate":
-            size = call.size
-            node.now[size:] = bytes(max(0, size - len(node.now)))
+            self._grow(node, call.size)
+            del node.now[call.size :], node.sized[call.size :]
         elif call.kind == "allocate":
-            node.now += bytes(max(0, call.position + call.size - len(node.now)))
+            self._grow(node, call.position + call.size)
         else:
             node.synced = bytes(node.now)
+            node.sized[:] = node.now
+
+    @staticmethod
+    def _grow(node: File, size: int) -> None:
+        missing = bytes(max(0, size - len(node.now)))
+        node.now += missing
+        node.sized += missing
 
     def states(self) -> Iterator[tuple[str, dict[str, bytes | None]]]:
-        """(name, path -> contents, None for a directory) of the four extremes."""
+        """(name, path -> contents, None for a directory) of the six extremes."""
         for names in ("synced", "now"):
-            for data in ("synced", "now"):
+            for data in ("synced", "sized", "now"):
                 tree: dict[str, bytes | None] = {}
                 self._fill(tree, "", self.root, names, data)
                 yield f"names {names}, data {data}", tree

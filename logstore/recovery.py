@@ -300,7 +300,8 @@ class _Loader:
             loaded.untouched = not self.report.removed
         else:
             loaded = self.load_unclean(state, segments)
-        if self.state_lost and not (self.claims is not None and self.claims.only):
+        if self.state_lost or not self.own_state:
+            # A broker's start is not below ours: it began with ours, and no start goes back.
             noted = StartMark.read(self.directory)
             start = max(start, noted if noted <= loaded.contents.next_offset else 0)
         loaded.start_offset = start

@@ -362,7 +362,6 @@ KINDS = (
 )
 
 
-@pytest.mark.slow
 def test_every_kind_of_file_may_have_a_flipped_bit(run_shares: RunShares) -> None:
     """One byte in six hundred of every kind of file, all bits of each."""
     counts = run_shares(__file__, "every bit", shares=600, chosen=(5,))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from logstore import CorruptLogError, Partition, PartitionConfig
+from logstore.reserve import RESERVE_NAME
 from logstore.testing import (
     ReferenceBatch,
     ReferenceRecord,
@@ -363,7 +364,9 @@ def test_a_missing_segment_is_noticed(rolled: Path) -> None:
 def changed(file: Path) -> Iterator[str]:
     """Change one byte of a file after another, several ways; afterwards all is as it was."""
     original = file.read_bytes()
-    for position in range(len(original)):
+    # The reserve is a quarter of a MiB of zeros that nobody reads.
+    step = 4096 if file.name == RESERVE_NAME else 1
+    for position in range(0, len(original), step):
         for change in (0x01, 0x80, 0xFF):
             damaged = bytearray(original)
             damaged[position] ^= change

@@ -10,6 +10,7 @@ FUZZ_SECONDS ?= 60
 KILLS ?= 10000
 IMAGES ?= 5000
 TSAN_ROUNDS ?= 30
+WORKERS ?= 2
 LOGSTORE_BUILD ?= release
 export LOGSTORE_BUILD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -35,7 +36,7 @@ TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
 help:
 	@echo 'make demo       append, scan, crash, recover: the engine at work, in a minute'
-	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer")'
+	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer", WORKERS=2)'
 	@echo 'make campaigns  every bit of every file flipped, every call to the disk failed (long)'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make docs       docs/reference.md from the docstrings, and the site in build/site'
@@ -120,8 +121,8 @@ demo: $(VENV)/.demo $(EXT)
 
 test: build java core-test
 	@$(MAKE) --no-print-directory tsan TSAN_ROUNDS=3
-	$(SAY) pytest '$(or $(PYTEST_ARGS),tests)'
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	$(SAY) pytest '$(or $(PYTEST_ARGS),tests, by $(WORKERS) workers)'
+	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadgroup)
 
 # The sanitizer must be there before the interpreter allocates; leaks of the interpreter are not ours.
 asan:

@@ -86,4 +86,4 @@ class Leadership:
             try:
                 write_leader_epochs(self._directory, self.history.entries)
             except OSError as error:  # the next open does the same to what it reads
-                log.warning("%s: could not write its leader epochs: %s", name, error)
+                log.warning("%s: could not write its leader epochs: %s", name, str(error))

@@ -64,7 +64,7 @@ def _finish_transactions(store: Store, *, abort_ongoing: bool) -> None:
         concerned = Transactions.of(store).recover(abort_ongoing=abort_ongoing)
     except (LogStoreError, OSError) as error:
         # As with a partition that cannot be opened, everything else can be used.
-        log.warning("transactions could not be finished: %s; the next open tries again", error)
+        log.warning("transactions could not be finished: %s; the next open tries again", str(error))
     else:
         if concerned:
             log.info("finished or aborted transactions of %s", ", ".join(concerned))

@@ -128,7 +128,7 @@ class Producers:
                 if not name.endswith(".txnindex"):
                     raise  # the log itself: nothing to rebuild it from
                 # Replay its whole segment as well.
-                log.warning("%s: rebuilt from the log", error)
+                log.warning("%s: rebuilt from the log", str(error))
                 self._note_indexed(base_offset_of(name), False)
                 if not self._readonly:
                     self._directory.unlink(name)
@@ -154,7 +154,7 @@ class Producers:
                 path = self._directory.path / name
                 if not any(known.path == path for known in self.discarded):
                     self.discarded.append(DiscardedSnapshot(path, str(error)))
-                    log.warning("%s discarded: %s", path, error)
+                    log.warning("%s discarded: %s", path, str(error))
                 if not self._readonly:
                     self._directory.unlink(name)
                 continue
@@ -354,7 +354,7 @@ class Producers:
         try:
             return segment.transaction_index
         except CorruptLogError as error:
-            log.warning("%s: rebuilt from the log", error)
+            log.warning("%s: rebuilt from the log", str(error))
         since, state = self._newest(segment.base_offset)
         index = TransactionIndex(segment.base_offset)
         for other in segments:
@@ -373,5 +373,5 @@ def _marker(header: BatchHeader, raw: bytes, path: Path) -> EndMarker | None:
     try:
         return EndMarker.parse(raw)
     except InvalidRecordError as error:
-        log.warning("%s: %s", path, error)
+        log.warning("%s: %s", path, str(error))
         return None

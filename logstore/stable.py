@@ -129,7 +129,7 @@ class StableStorage:
                 self.write_state(sync=True)
         except OSError as error:
             view.recovery_point = before
-            log.warning("%s: could not write down what is durable: %s", view.name, error)
+            log.warning("%s: could not write down what is durable: %s", view.name, str(error))
 
     def write_mark(self, *, sync: bool = False) -> None:
         """Write down what is durable now; with `sync`, because less is from now on."""

@@ -300,7 +300,7 @@ class Store(Mapping[str, Topic], Closeable):
                 else:
                     continue
             except OSError as error:
-                log.warning("topic %s cannot be removed: %s", name, error)
+                log.warning("topic %s cannot be removed: %s", name, str(error))
                 report.unfinished[name] = error
             else:
                 report.removed.append(name)
@@ -324,7 +324,7 @@ class Store(Mapping[str, Topic], Closeable):
             try:
                 partition = self._open_partition(topic, number, progress=moved)
             except (LogStoreError, OSError) as error:
-                log.warning("%s cannot be opened: %s", name, error)
+                log.warning("%s cannot be opened: %s", name, str(error))
                 self.recovery.failed[name] = error
                 return
             topic._opened[number] = partition
@@ -805,7 +805,7 @@ class Store(Mapping[str, Topic], Closeable):
                 try:
                     self._remove_directory(name)
                 except OSError as error:
-                    log.warning("%s cannot be removed: %s", self.path / name, error)
+                    log.warning("%s cannot be removed: %s", self.path / name, str(error))
                     left[name] = error
         return left
 

@@ -87,7 +87,7 @@ class Ledger:
             else:
                 entry.metadata = None if value is None else GroupMetadata.decode(value)
         except InvalidRecordError as error:
-            log.warning("a record of a group at offset %d cannot be read: %s", offset, error)
+            log.warning("a record of a group at offset %d cannot be read: %s", offset, str(error))
             return
         if entry.empty:
             del self.groups[about.group]

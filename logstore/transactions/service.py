@@ -131,7 +131,9 @@ class Transactions(Closeable):
                 known = None if value is None else TransactionMetadata.decode(name, value)
                 machine.replay(name, known)
             except InvalidRecordError as error:
-                log.warning("%s offset %d: %s; passed over", partition.name, record.offset, error)
+                log.warning(
+                    "%s offset %d: %s; passed over", partition.name, record.offset, str(error)
+                )
 
     def _partition_of(self, transactional_id: str) -> Partition:
         internal_topic(self._store, TRANSACTION_STATE)
@@ -223,7 +225,7 @@ class Transactions(Closeable):
             machine = TransactionCoordinator()
             self._replay(self._partition_of(name), machine, name)
         except (LogStoreError, OSError) as error:
-            log.warning("the state of %r cannot be read again: %s", name, error)
+            log.warning("the state of %r cannot be read again: %s", name, str(error))
             return
         found = machine.get(name)
         if found is None or effect.metadata is None:

@@ -150,7 +150,7 @@ bench: $(VENV)/.bench $(EXT)
 # Every protocol, crashed at every call: CRASH_STATES distinct states, with progress.
 CRASH_STATES ?= 1000000
 crash: build
-	@CRASH_STATES=$(CRASH_STATES) $(PY) -m tests.crash_campaign
+	@$(PY) -m tests.crash_campaign --states $(CRASH_STATES)
 
 # The interop tests let Kafka's own classes read our files: that takes a JVM, and Maven to fetch them.
 # $(call apt,packages): install if we may; the caller looks again and says what is missing.

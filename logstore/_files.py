@@ -7,6 +7,7 @@ so that nothing outside can be touched by planting one.  Files are created 0600,
 from __future__ import annotations
 
 import contextlib
+import functools
 import fcntl
 import os
 import re
@@ -103,8 +104,11 @@ boot_override: str | None = None  # a test that simulates power cuts names anoth
 
 def boot_id() -> str:
     """Names the current boot of the machine; empty where that cannot be told."""
-    if boot_override is not None:
-        return boot_override
+    return _boot_id() if boot_override is None else boot_override
+
+
+@functools.cache
+def _boot_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -40,13 +40,11 @@ MakeLog = Callable[..., Partition]
 TESTS = Path(__file__).resolve().parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With several workers, what shares a JVM, a broker or a module's fixtures stays with one."""
-    for item in items:
-        place = item.path.relative_to(TESTS)
-        name = place.parts[0] if place.parts[0] in ("interop", "spark") else str(place)
-        item.add_marker(pytest.mark.xdist_group(name))
+    place = item.path.relative_to(TESTS)
+    name = place.parts[0] if place.parts[0] in ("interop", "spark") else str(place)
+    item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture

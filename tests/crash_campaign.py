@@ -6,7 +6,9 @@ that is asked for, another tries other torn writes and other subsets.
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import logging
 import multiprocessing
 import os
@@ -190,37 +192,63 @@ def campaign(
     return figures
 
 
-def second_crashes(*, per_step: int, workers: int = 2) -> Figures:
+def second_crashes(
+    *, per_step: int, workers: int = 2, say: Callable[[str], None] = lambda _: None
+) -> Figures:
     """Crash again inside recovery, for everything that recovery is seen to do."""
     record_all()
     figures = Figures()
     tasks = [Task(name, shard, per_step, 0) for shard in range(SHARDS) for name in SCENARIOS]
-    for name, result in _run(_explore_twice, tasks, workers):
+    for done, (name, result) in enumerate(_run(_explore_twice, tasks, workers), 1):
         figures.add(name, result)
+        for violation in result.violations:
+            say(f"{name}: {violation}")
+        if done % 10 == 0 or done == len(tasks):
+            states = sum(each.distinct for each in figures.per_scenario.values())
+            say(f"inside recovery: {done} of {len(tasks)} tasks, {states} states")
     return figures
 
 
 def main() -> int:
-    target = int(os.environ.get("CRASH_STATES", "1000000"))
+    parser = argparse.ArgumentParser(description="Crash every protocol at every call.")
+    parser.add_argument("--states", type=int, default=1_000_000, help="distinct ones, in all")
+    parser.add_argument("--per-step", type=int, default=120, help="torn writes after one call")
+    parser.add_argument("--per-recovery", type=int, default=20, help="the same inside recovery")
+    parser.add_argument("--rounds", type=int, default=50, help="at most")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", choices=("too", "only", "no"), default="too",
+                        help="crash once more inside recovery")  # fmt: skip
+    options = parser.parse_args()
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:8.0f} s  {text}", flush=True)
 
     logging.disable(logging.CRITICAL)
-    figures = campaign(target, per_step=120, rounds=50, say=say)
-    again = second_crashes(per_step=20)
-    for name, result in sorted(figures.per_scenario.items()):
+    figures, again = Figures(), Figures()
+    if options.again != "only":
+        figures = campaign(options.states, per_step=options.per_step, rounds=options.rounds,
+                           workers=options.workers, say=say)  # fmt: skip
+    if options.again != "no":
+        again = second_crashes(per_step=options.per_recovery, workers=options.workers, say=say)
+    for name in SCENARIOS:
+        first = figures.per_scenario.get(name, Exploration())
         second = again.per_scenario.get(name, Exploration())
-        say(f"{name:28} {result.distinct:8} states, {second.distinct:7} inside recovery")
+        say(f"{name:28} {first.distinct:8} states, {second.distinct:7} inside recovery")
     violations = [*figures.violations, *again.violations]
-    for violation in violations:
-        print(violation)
     say(
         f"{figures.distinct} distinct crash states, {again.distinct} inside recovery, "
         f"{len(violations)} violations"
     )
-    return 1 if violations or figures.distinct < target else 0
+    counts = {
+        "distinct": figures.distinct,
+        "inside_recovery": again.distinct,
+        "violations": len(violations),
+        "scenarios": len(SCENARIOS),
+    }
+    print(json.dumps(counts))
+    missing = options.again != "only" and figures.distinct < options.states
+    return 1 if violations or missing else 0
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ class Task:
     per_step: int | None
     seed: int
     skip: frozenset[bytes] = frozenset()
+    firsts: int | None = None  # second crashes: behind so many first ones, spread over the calls
 
 
 def _explore(task: Task) -> tuple[str, Exploration]:
@@ -104,9 +105,12 @@ def _first_crashes(task: Task, sandbox: Sandbox) -> Iterator[Crash]:
     seen: set[object] = set()
     known: set[tuple[bytes, bool]] = set()
     shard = (task.shard, SHARDS)
-    crashes = crash_states(TRACES[task.scenario], per_step=2, seed=task.seed, shard=shard)
-    step, tried = -1, 0
-    for crash in crashes:
+    trace = TRACES[task.scenario]
+    apart = len(trace.operations) // task.firsts if task.firsts is not None else 0
+    step, tried, from_step = -1, 0, 0
+    for crash in crash_states(trace, per_step=2, seed=task.seed, shard=shard):
+        if crash.step < from_step:
+            continue
         if crash.step != step:
             step, tried = crash.step, 0
         power = crash.model != "kill"
@@ -118,12 +122,13 @@ def _first_crashes(task: Task, sandbox: Sandbox) -> Iterator[Crash]:
         sandbox.put(crash.tree)
         with (
             another_boot("the first recovery" if power else None),
-            record_io(sandbox.path) as trace,
+            record_io(sandbox.path) as recovery,
         ):
             scenario.only_recover(sandbox.path, crash)
-        signature = (power, _signature(trace))
+        signature = (power, _signature(recovery))
         if signature not in seen:
             seen.add(signature)
+            from_step = crash.step + apart
             yield crash
 
 
@@ -193,12 +198,20 @@ def campaign(
 
 
 def second_crashes(
-    *, per_step: int, workers: int = 2, say: Callable[[str], None] = lambda _: None
+    *,
+    per_step: int,
+    firsts: int | None,
+    workers: int = 2,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Figures:
-    """Crash again inside recovery, for everything that recovery is seen to do."""
+    """Crash again inside recovery, for everything, or `firsts` things, that it is seen to do."""
     record_all()
     figures = Figures()
-    tasks = [Task(name, shard, per_step, 0) for shard in range(SHARDS) for name in SCENARIOS]
+    tasks = [
+        Task(name, shard, per_step, 0, firsts=firsts)
+        for shard in range(SHARDS)
+        for name in SCENARIOS
+    ]
     for done, (name, result) in enumerate(_run(_explore_twice, tasks, workers), 1):
         figures.add(name, result)
         for violation in result.violations:
@@ -214,6 +227,7 @@ def main() -> int:
     parser.add_argument("--states", type=int, default=1_000_000, help="distinct ones, in all")
     parser.add_argument("--per-step", type=int, default=120, help="torn writes after one call")
     parser.add_argument("--per-recovery", type=int, default=20, help="the same inside recovery")
+    parser.add_argument("--firsts", type=int, help="first crashes of a task that are followed up")
     parser.add_argument("--rounds", type=int, default=50, help="at most")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--again", choices=("too", "only", "no"), default="too",
@@ -230,7 +244,8 @@ def main() -> int:
         figures = campaign(options.states, per_step=options.per_step, rounds=options.rounds,
                            workers=options.workers, say=say)  # fmt: skip
     if options.again != "no":
-        again = second_crashes(per_step=options.per_recovery, workers=options.workers, say=say)
+        again = second_crashes(per_step=options.per_recovery, firsts=options.firsts,
+                               workers=options.workers, say=say)  # fmt: skip
     for name in SCENARIOS:
         first = figures.per_scenario.get(name, Exploration())
         second = again.per_scenario.get(name, Exploration())

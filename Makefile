@@ -37,7 +37,7 @@ TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 help:
 	@echo 'make demo       append, scan, crash, recover: the engine at work, in a minute'
 	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer", WORKERS=2)'
-	@echo 'make campaigns  every bit of every file flipped, every call to the disk failed (long)'
+	@echo 'make campaigns  the tests that take too long for every run'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make docs       docs/reference.md from the docstrings, and the site in build/site'
 	@echo 'make lint       ruff, mypy, stubtest, gcc -Werror'
@@ -139,10 +139,10 @@ powercut: build
 	$(SAY) cut 'the power of an ext4, $(IMAGES) times (root)'
 	@unshare -m $(PY) -m tests.power_cut --images $(IMAGES)
 
-# Everything that takes too long for every run: all flipped bits, all failing calls.
+# Everything that takes too long for every run, such as every bit of every file.
 campaigns: build
-	$(SAY) pytest 'the whole campaigns'
-	@$(PY) -m pytest -m slow tests/test_bit_flips.py tests/test_io_faults.py
+	$(SAY) pytest 'the slow tests'
+	@$(PY) -m pytest -m slow
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks $(ARGS)

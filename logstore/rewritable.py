@@ -220,6 +220,7 @@ class RewritableLog(AppendableLog):
             CleanerCheckpoint.write(self.directory, end_offset)
         view.version += 1
         view.recovery_point = min(view.recovery_point, last.base_offset)
+        durable_before = stable.commit.durable_offset
         stable.commit.lower(last.base_offset)
         stable.write_mark(sync=True)
         stable.write_state(sync=True)
@@ -256,6 +257,9 @@ class RewritableLog(AppendableLog):
                 segment.release()
             view.publish(view.segments[: number + 1])
             raise
+        if durable_before >= last.base_offset:
+            # The plan ended with a sync of the file: what it kept can be read whatever comes now.
+            stable.commit.raise_to(contents.next_offset)
         if contents.next_offset < end_offset:
             # The kept records end before it (a gap): go on in a segment of its own.
             if contents.position:

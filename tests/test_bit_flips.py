@@ -38,8 +38,10 @@ from logstore import (
     Partition,
     PartitionConfig,
     Record,
+    beside,
 )
 from logstore.recovery import RecoveryReport
+from logstore.reserve import RESERVE_NAME
 from logstore.testing import as_reference, encode_batch
 from logstore.testing.io import Fault, inject_io
 
@@ -162,6 +164,10 @@ def look_at_store(store: logstore.Store) -> Seen:
     return tuple((name, tuple(look(log) for log in topic)) for name, topic in store.items())
 
 
+def stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 class Sample:
     """A directory that is put back as it was before every flip."""
 
@@ -175,20 +181,30 @@ class Sample:
             path: path.read_bytes()
             for path in sorted(self.root.rglob("*"))
             # The reserve is room and nothing else: its bytes are never read.
-            if path.is_file() and path.name not in (".lock", "logstore.reserve")
+            if path.is_file() and path.name not in (".lock", RESERVE_NAME)
         }
-        self.changed: set[Path] = set()
+        self.stamps: dict[Path, tuple[int, int, int]] = {}  # of files that are as they were
 
     def restore(self) -> None:
+        """Make again only what is no longer as it was."""
+        left = dict(self.files)
         for folder in (self.root, self.partition):
             for entry in os.scandir(folder):
                 path = Path(entry.path)
-                if path not in self.files and entry.is_file() and entry.name != ".lock":
-                    path.unlink()
-        for path, contents in self.files.items():
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.write(fd, contents)
-            os.close(fd)
+                if path not in self.files:
+                    if entry.is_file() and entry.name not in (".lock", RESERVE_NAME):
+                        path.unlink()
+                elif self.stamps.get(path) == stamp(entry.stat()):
+                    del left[path]
+        for path, contents in left.items():
+            self.put(path, contents)
+            self.stamps[path] = stamp(path.stat())
+
+    def put(self, path: Path, contents: bytes | bytearray) -> None:
+        self.stamps.pop(path, None)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(fd, contents)
+        os.close(fd)
 
     # ---- the ways in ----
 
@@ -251,18 +267,12 @@ class Campaign:
             for position, bit in flips(contents, self.share, self.shares):
                 damaged = bytearray(contents)
                 damaged[position] ^= 1 << bit
-                self.put(path, damaged)
+                sample.put(path, damaged)
                 where = f"byte {position} bit {bit}"
                 self.count(path, way, (expected, or_else), where, cut_to)
                 if writes:
                     sample.restore()
-            self.put(path, contents)
-
-    @staticmethod
-    def put(path: Path, contents: bytes | bytearray) -> None:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.write(fd, contents)
-        os.close(fd)
+            sample.put(path, contents)
 
     def count(
         self,
@@ -390,6 +400,7 @@ def test_every_bit_of_every_file_may_flip(run_shares: RunShares) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
+    beside.SETTLE_SECONDS = 0.0  # there is no writer whose cut a reader could wait for
     only = sys.argv[5] if len(sys.argv) > 5 else ""
     with tempfile.TemporaryDirectory(dir=sys.argv[3]) as folder:
         counted = run_share(int(sys.argv[1]), int(sys.argv[2]), Path(folder), sys.argv[4], only)

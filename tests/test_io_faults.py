@@ -667,16 +667,6 @@ def run_share(share: int, shares: int, root: Path, only: str = "") -> dict[str, 
     return dict(counts)
 
 
-def test_calls_of_every_workload_may_fail(run_shares: RunShares) -> None:
-    """One in a hundred of the runs; `make campaigns` makes them all."""
-    counts = run_shares(__file__, shares=100, chosen=(7,))
-    assert counts["violations"] == 0
-    assert counts["runs"] > 300
-    assert counts["usable"] > 0
-    assert counts["failed"] > 0
-
-
-@pytest.mark.slow
 def test_every_call_may_fail_in_every_way(run_shares: RunShares) -> None:
     counts = run_shares(__file__)
     assert counts["violations"] == 0

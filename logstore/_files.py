@@ -7,8 +7,8 @@ so that nothing outside can be touched by planting one.  Files are created 0600,
 from __future__ import annotations
 
 import contextlib
-import functools
 import fcntl
+import functools
 import os
 import re
 import struct

@@ -145,7 +145,7 @@ campaigns: build
 	@$(PY) -m pytest -m slow
 
 bench: $(VENV)/.bench $(EXT)
-	@$(PY) -m benchmarks $(ARGS)
+	@$(PY) -m benchmarks --plots build/plots $(ARGS)
 
 # Every protocol, crashed at every call: CRASH_STATES distinct states, with progress.
 CRASH_STATES ?= 1000000

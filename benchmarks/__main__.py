@@ -13,6 +13,7 @@ from types import FrameType
 
 from benchmarks import engine, table
 from benchmarks.bench import Bar, Bench, catalogue
+from benchmarks.plot import write_plots
 from benchmarks.progress import Progress
 from benchmarks.sizes import FULL, QUICK
 from benchmarks.workspace import Workspace, file_system
@@ -50,6 +51,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", metavar="P1,P5", help="run these bars only")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures there")
+    parser.add_argument("--plots", metavar="DIR", type=Path, help="also draw them, as SVG files")
     parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test")
     parser.add_argument("--dir", metavar="DIR", type=Path, help="where to write (and clean up)")
     parser.add_argument("--list", action="store_true", help="name the bars and stop")
@@ -74,10 +76,12 @@ def run(bars: list[Bar], workspace: Workspace, options: argparse.Namespace) -> i
     bench = Bench(workspace, sizes, progress, has_engine=engine.installed())
     if not bench.has_engine:
         progress.note("logstore cannot be imported: the peers' figures alone")
-    print(
+    machine = (
         f"Python {platform.python_version()}, {os.cpu_count()} CPUs, "
-        f"{file_system(workspace.path)}, load {os.getloadavg()[0]:.1f}; "
-        f"best of {sizes.rounds} rounds or more after a warm-up"
+        f"{file_system(workspace.path)}, load {os.getloadavg()[0]:.1f}"
+    )
+    print(
+        f"{machine}; best of {sizes.rounds} rounds or more after a warm-up"
         + (", quick sizes: the ratios mean little" if options.quick else "")
     )
     print(table.heading(), flush=True)
@@ -99,6 +103,9 @@ def run(bars: list[Bar], workspace: Workspace, options: argparse.Namespace) -> i
     print(table.summary(rows))
     if options.json is not None:
         table.write_json(options.json, rows)
+    if options.plots is not None:
+        titles = {found.id: found.title for found in bars}
+        write_plots(options.plots, rows, titles, machine)
     if broken:
         print(f"broken: {', '.join(broken)}", file=sys.stderr)
         return 2

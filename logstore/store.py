@@ -953,14 +953,18 @@ class Store(Mapping[str, Topic], Closeable):
     def close(self) -> None:
         """Make everything durable, close every partition and give the directory back.
 
-        A partition that cannot be closed does not keep others from it: all errors are raised
-        together, as an ExceptionGroup when there are several, and the next open recovers.  Closing
-        twice is harmless.
+        What cannot be closed does not keep others from it: all errors are raised together, as an
+        ExceptionGroup when there are several, and the next open recovers.  Closing twice is
+        harmless.
         """
+        errors: list[BaseException] = []
         if not (self._closed or self._forked):
             # The newest first, and without the lock: their threads may need it to come to an end.
             while self._companions:
-                self._companions.popitem()[1].close()
+                try:
+                    self._companions.popitem()[1].close()
+                except Exception as error:  # noqa: BLE001  raised below, with the others
+                    errors.append(error)
         with self._lock:
             if self._closed:
                 return
@@ -969,9 +973,8 @@ class Store(Mapping[str, Topic], Closeable):
                 if not self._forked:  # there, a lock may be held by a thread that is no more
                     with topic._lock:
                         pass
-            errors: list[BaseException] = []
             try:
-                errors = self._close_partitions()
+                errors += self._close_partitions()
                 if any(not partition.closed for partition in self._opened_partitions()):
                     self._closed = False  # a writer holds records: closing again tries again
                 elif self._is_whole(errors):

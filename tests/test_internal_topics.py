@@ -121,6 +121,25 @@ def test_a_store_has_one_companion_of_a_kind_and_closes_it_first(
     assert make_store()["last-words"][0][0].value == b"bye"
 
 
+class Stubborn(Closeable):
+    def __init__(self, store: Store) -> None:
+        pass
+
+    def close(self) -> None:
+        raise OSError("not now")
+
+
+def test_a_companion_that_cannot_be_closed_keeps_nobody_else_from_it(tmp_path: Path) -> None:
+    store = logstore.open(tmp_path / "store")
+    store.create_topic("last-words")
+    friend, _ = store.companion(Friend), store.companion(Stubborn)
+    with pytest.raises(OSError, match="not now"):
+        store.close()
+    assert store.closed and friend.closed == 1
+    with logstore.open(tmp_path / "store") as again:
+        assert again["last-words"][0][0].value == b"bye"
+
+
 def test_who_listens_hears_every_kind_of_append(store: Store) -> None:
     log = store.create_topic("t")[0]
     heard: list[int] = []

@@ -1,6 +1,6 @@
 """From a log to frames: Arrow, pandas, polars and DuckDB on the same bytes, no object per record.
 
-pip install "logstore[arrow,pandas]" polars duckdb        (what is missing is left out)
+pip install ".[arrow,pandas]" polars duckdb        (what is missing is left out)
 python examples/frames.py [directory]
 """
 

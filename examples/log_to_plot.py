@@ -3,7 +3,7 @@
 #
 # A notebook in a file: run it as it is, or cell by cell in an editor that knows `# %%`.
 #
-#     pip install "logstore[spark]" matplotlib
+#     pip install ".[spark]" matplotlib
 #     python examples/log_to_plot.py [plot.png]
 #
 # A shop writes orders to a topic. Spark reads the segments straight from disk, a stream keeps

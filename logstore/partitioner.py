@@ -65,7 +65,12 @@ class KeyPartitioner:
 
     def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
         if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % partitions
+            try:
+                return (murmur2(key) & 0x7FFFFFFF) % partitions
+            except TypeError:
+                raise TypeError(
+                    f"key must be bytes, not {type(key).__name__}: encode it, as in text.encode()"
+                ) from None
         if self._left <= 0 or self._current >= partitions:
             self._move(partitions)
         self._left -= 1 if value is None else max(1, len(value))

@@ -1097,7 +1097,7 @@ def _refuse_foreign(directory: Directory) -> None:
     known = {NodeIdentity.NAME, Catalogue.NAME, CheckpointTwin.NAME, *CHECKPOINTS}
     if known & set(names):
         return
-    if any(name.endswith(".log") for name in names):
+    if any(name.endswith(".log") and name[:-4].isdigit() for name in names):
         raise NotALogError(
             f"{directory.path} is a partition, not a store: open the directory above it, or this "
             f"one with Partition.open"

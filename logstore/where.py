@@ -217,7 +217,8 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise WhereError(f"{text[at]!r} is not understood", text, at)
+            hint = "; equal is ==" if text[at] == "=" else ""
+            raise WhereError(f"{text[at]!r} is not understood{hint}", text, at)
         if match.lastgroup != "space":
             found.append(_Token(str(match.lastgroup), match[0], at))
         at = match.end()

@@ -46,7 +46,9 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in self.verbs and not name.startswith("-"):
-            near = difflib.get_close_matches(name, self.verbs, n=1)
+            near = [KNOWN_ELSEWHERE[name]] if name in KNOWN_ELSEWHERE else []
+            if not near or near[0].split()[0] not in self.verbs:
+                near = difflib.get_close_matches(name, self.verbs, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.verbs)}"
             raise click.UsageError(f"no command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -62,6 +64,14 @@ class Verbs(click.Group):
             raise _ClosedPipe from error  # click would end with a code of its own
         except KeyboardInterrupt as error:
             raise _Interrupted(error) from error
+
+
+# What people type who come from other tools.
+KNOWN_ELSEWHERE = {
+    "ls": "topic ls", "list": "topic ls", "topics": "topic ls", "tail": "read --follow",
+    "cat": "read", "consume": "read", "produce": "write", "append": "write", "check": "verify",
+    "groups": "group ls", "serve": "ui", "delete": "rm", "remove": "rm", "describe": "show",
+}  # fmt: skip
 
 
 class _ClosedPipe(Exception):

@@ -65,7 +65,8 @@ def message_of(error: BaseException) -> str:
         words = error.strerror or errno.errorcode.get(error.errno, str(error.errno))
         words = words.replace(", or open here with readonly=True", "")  # verbs choose that
         return f"{error.filename}: {words}" if error.filename else words
-    return str(error) or type(error).__name__
+    words = str(error).replace(": exist_ok=True takes it as it is", "")  # an option of a verb
+    return words or type(error).__name__
 
 
 def tell(error: BaseException) -> None:

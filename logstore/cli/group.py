@@ -281,7 +281,9 @@ def _print_resets(
         number("end_offset", "end"),
         plain("done"),
     )
-    output.rows(rows, columns, empty="no partition is meant: name topics")
+    if not rows:
+        raise click.UsageError("no partition is meant: the group has no offsets there; name topics")
+    output.rows(rows, columns)
     if not done:
         output.note(UNCHANGED)
 

@@ -26,7 +26,7 @@ def offsets_verb(
     """First, last, durable and stable offsets of every partition.
 
     end: the offset that the next record gets.  durable: all below it survives a power cut.
-    stable: all below it can be read as committed.  max timestamp: the record with the latest time.
+    stable: all below it can be read as committed.  latest at: the record with the latest time.
     """
     with session.reading() as store:
         rows = []
@@ -53,7 +53,7 @@ def offsets_verb(
             number("end_offset", "end"),
             number("durable_offset", "durable"),
             number("last_stable_offset", "stable"),
-            number("max_timestamp_offset", "max timestamp"),
+            number("max_timestamp_offset", "latest at"),
         ]
         if at is not None:
             columns.append(number("offset_at", "at time"))

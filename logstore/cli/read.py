@@ -198,7 +198,7 @@ def _size(log: Partition) -> int:
 @click.option("--follow", is_flag=True, help="Wait for more at the end; Ctrl-C ends it.")
 @click.option(
     "--timeout",
-    type=float,
+    type=click.FloatRange(0),
     metavar="SECONDS",
     help="With --follow: end when nothing came for so long; exit code 5 if -n was not reached.",
 )
@@ -284,6 +284,10 @@ def read_verb(
             elif by_time:
                 records = chosen.by_time()
             printed(itertools.islice(records, most))
+        if start is not None and start.kind == "offset" and not follow:
+            end = max((log.end_offset for log in chosen.logs), default=0)
+            if start.number > end:
+                output.note(f"nothing from offset {start.number} on: all end at {end} or before")
         for text in chosen.skipped:
             output.note(f"skipped {text}")
         return exits.CORRUPT if chosen.skipped and skip_corrupt else exits.OK

@@ -218,7 +218,12 @@ def create_verb(
     settings = settings_of(config)
     with session.writing(create=True) as store:
         there = topic in store
-        made = store.create_topic(topic, partitions, config=settings, exist_ok=if_not_exists)
+        if there and not if_not_exists:
+            raise exits.CommandError(
+                exits.BUSY,
+                f"topic {topic!r} exists in {store.path}; --if-not-exists takes it as it is",
+            )
+        made = store.create_topic(topic, partitions, config=settings, exist_ok=True)
         row = {"topic": topic, "partitions": len(made), "created": not there}
         did = "exists already" if there else "created"
         session.output.one(row, words=[f"{topic}: {did}, {len(made)} partitions"])

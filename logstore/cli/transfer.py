@@ -59,6 +59,9 @@ def _whole_file(path: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    folder_name = os.path.dirname(path) or "."
+    if not os.path.isdir(folder_name):
+        raise click.UsageError(f"there is no directory {folder_name}")
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "xb") as file:
@@ -70,7 +73,7 @@ def _whole_file(path: str) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(folder_name, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:

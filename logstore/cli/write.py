@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from logstore.cli import exits
 from logstore.cli.bounds import TIME
 from logstore.cli.messages import Message, message_of
 from logstore.cli.progress import Progress
 from logstore.cli.session import InputFile, Session, pass_session, topic_names, verb
 from logstore.cli.text import bytes_text
+from logstore.errors import UnknownTopicError
 
 if TYPE_CHECKING:
     from logstore import Topic, Writer
@@ -50,7 +52,11 @@ UNTOLD_MAX = 10_000  # records whose offsets are owed with -v before they are to
 @click.option("-K", "--key-delimiter", metavar="TEXT", help="Lines are KEY, this, VALUE.")
 @click.option("-k", "--key", metavar="KEY", help="The key of every record.")
 @click.option(
-    "-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header of every record."
+    "-H",
+    "--header",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header of every record; NAME alone is one without a value.",
 )
 @click.option("-p", "--partition", type=click.IntRange(0), help="Write there, whatever the key.")
 @click.option("-t", "--timestamp", type=TIME, metavar="TIME", help="The time of every record.")
@@ -103,7 +109,10 @@ def write_verb(
     with session.writing(create=create, durability=durability) as store:
         if create:
             store.create_topic(topic, exist_ok=True)
-        target = store[topic]
+        try:
+            target = store[topic]
+        except UnknownTopicError as error:
+            raise exits.CommandError(exits.NOT_FOUND, f"{error}; --create makes it") from None
         if partition is not None:
             target[partition]  # now, and not after reading
         with Appender(session, target, compression=compression, verbose=verbose) as appender:

@@ -1,0 +1,60 @@
+"""What a newcomer gets wrong: each answer says what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import logstore
+from tests.cli.conftest import Command
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "answer"),
+    [
+        ("tail orders", 1, "did you mean 'read --follow'?"),
+        ("ls", 1, "did you mean 'topic ls'?"),
+        ("consume orders", 1, "did you mean 'read'?"),
+        ("topic delete orders", 1, "did you mean 'rm'?"),
+        ("topic describe orders", 1, "did you mean 'show'?"),
+        ("topic create orders", 3, "--if-not-exists takes it as it is"),
+        ("write nope", 2, "--create makes it"),
+        ("group reset billing --to-earliest", 1, "no partition is meant"),
+        ("export orders /no-such-directory/o.csv", 1, "there is no directory /no-such-directory"),
+        ("read orders --follow --timeout -1", 1, "-1"),
+        ("read orders --where key='\"x\"'", 1, "equal is =="),
+    ],
+)
+def test_a_wrong_turn_is_answered_with_the_right_one(
+    command: Command, line: str, code: int, answer: str
+) -> None:
+    command.fill()
+    done = command(*line.replace("'", "").split(), code=code, input=b"x\n")
+    assert answer in done.err
+    assert "exist_ok" not in done.err
+    with logstore.open(command.store, readonly=True) as store:
+        assert list(store) == ["orders"]
+        assert store["orders"][0].end_offset == 3
+
+
+def test_reading_from_beyond_the_end_says_so(command: Command) -> None:
+    command.fill()
+    done = command("read", "orders", "--from", 999)
+    assert done.out == b""
+    assert "nothing from offset 999 on: all end at 3 or before" in done.err
+    assert command("read", "orders", "--from", 3).err == ""
+
+
+def test_a_directory_of_other_logs_is_no_partition(tmp_path: Path) -> None:
+    (tmp_path / "app.log").touch()
+    with pytest.raises(logstore.NotALogError, match=r"app\.log"):
+        logstore.open(tmp_path)
+
+
+def test_a_key_of_text_is_named_as_such(tmp_path: Path) -> None:
+    with logstore.open(tmp_path / "data") as store:
+        topic = store.create_topic("orders")
+        with pytest.raises(TypeError, match="key must be bytes, not str"):
+            topic.append(b"x", key="k")  # type: ignore[arg-type]
+        assert topic[0].end_offset == 0

@@ -816,3 +816,27 @@ def test_an_async_iteration_ends_after_its_idle_time(filled: Store) -> None:
             return [record.value async for record in consumer]
 
     assert sorted(asyncio.run(main())) == sorted(everything())
+
+
+def test_a_commit_goes_into_the_generation_that_came_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may come and go between the question for the generation and the commit."""
+    store.create_topic("orders").extend([b"a", b"b", b"c"])
+    consumer = Consumer(store, "orders", group_id="workers", timeout=0)
+    assert len(list(consumer)) == 3
+    commit, calls = consumer._coordinator.commit, 0
+
+    def late(*arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            with Consumer(store, "orders", group_id="workers", auto_commit=False) as other:
+                other.poll(timeout=0)
+        commit(*arguments, **options)
+
+    monkeypatch.setattr(consumer._coordinator, "commit", late)
+    consumer.close()
+    committed = Groups(store).committed("workers")
+    assert [each.offset for each in committed.values()] == [3]
+    assert calls > 1, "nobody came meanwhile"

@@ -44,7 +44,11 @@ from logstore.groups.assignors import Assign, Assignor, assignor_of
 from logstore.groups.bell import Bell
 from logstore.groups.coordinator import GroupCoordinator, explain
 from logstore.groups.lag import Lag, lag_of
-from logstore.groups.machine import REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID
+from logstore.groups.machine import (
+    ILLEGAL_GENERATION,
+    REBALANCE_IN_PROGRESS,
+    UNKNOWN_MEMBER_ID,
+)
 from logstore.groups.membership import Membership, MembershipSettings
 from logstore.groups.source import Source
 from logstore.interceptors import InterceptorChain
@@ -847,9 +851,16 @@ class Consumer(Closeable):
                     instance_id=self._settings.instance_id if member_id else None,
                 )  # fmt: skip
             except RebalanceError as error:
-                if error.code != REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
+                # Whoever comes or goes takes a cooperative member into the next generation, from
+                # its own thread; what is committed here is still held by this one.
+                late = error.code == ILLEGAL_GENERATION and self._settings.cooperative
+                ahead = late and member is None and self._member() != (member_id, generation)
+                if not (ahead or error.code == REBALANCE_IN_PROGRESS):
                     raise
-                self._bell.wait(0.01)  # the leader is about to assign
+                if time.monotonic() > deadline:
+                    raise
+                if not ahead:
+                    self._bell.wait(0.01)  # the leader is about to assign
                 continue
             break
         plain: dict[tuple[str, int], int] = {}

@@ -122,7 +122,7 @@ demo: $(VENV)/.demo $(EXT)
 test: build java core-test
 	@$(MAKE) --no-print-directory tsan TSAN_ROUNDS=3
 	$(SAY) pytest '$(or $(PYTEST_ARGS),tests, by $(WORKERS) workers)'
-	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadgroup)
+	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile)
 
 # The sanitizer must be there before the interpreter allocates; leaks of the interpreter are not ours.
 asan:

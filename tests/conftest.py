@@ -37,15 +37,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 MakeLog = Callable[..., Partition]
 
-TESTS = Path(__file__).resolve().parent
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With several workers, what shares a JVM, a broker or a module's fixtures stays with one."""
-    place = item.path.relative_to(TESTS)
-    name = place.parts[0] if place.parts[0] in ("interop", "spark") else str(place)
-    item.add_marker(pytest.mark.xdist_group(name))
-
 
 @pytest.fixture
 def fake_clock() -> ManualClock:

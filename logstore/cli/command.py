@@ -179,7 +179,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _failed(error: BaseException, session: Session) -> int:
     try:
         session.finish()
-    except BrokenPipeError:
+    except OSError:  # nobody reads it, or it goes to a full disk
         _forget_stdout()
     exits.tell(error)
     return exits.exit_code(error)

@@ -9,6 +9,7 @@ nothing either; a browser that says that another site asks is refused.  What the
 it shows as text, and its policy runs no script but its own.
 
 Every request is bounded: so many records looked at, so many bytes of each; what is cut says so.
+Only a regular expression that explodes is not: Python cannot stop it, and asking takes the key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import hmac
 import itertools
 import json
 import secrets
+import sys
 import threading
 import time
 import urllib.parse
@@ -119,6 +121,11 @@ class UiServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         self.ending.set()
         super().server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news; anything else is."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 # ---- answers ----

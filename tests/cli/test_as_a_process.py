@@ -223,3 +223,13 @@ def test_brackets_and_escapes_in_data_are_no_markup_on_a_terminal(command: Comma
     assert code == 0
     assert "\\x1b[31m[red]x[/red]" in text
     assert "\x1b" not in text
+
+
+def test_a_full_disk_behind_stdout_is_told_in_one_line(command: Command) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    command.fill()
+    for arguments in (("read", "orders"), ("topic", "ls")):
+        with open("/dev/full", "wb") as full:
+            process = command.start(*arguments, stdout=full)
+        assert finish(process) == (6, b"", b"logstore: No space left on device\n")

@@ -84,7 +84,10 @@ class MockCluster:
             started = perf_counter()
             total = 0
             while found < count:
-                for message in consumer.consume(min(1000, count - found), 1.0):
+                messages = consumer.consume(min(1000, count - found), 10.0)
+                if not messages:
+                    raise TimeoutError(f"{found} of {count} records came from the mock cluster")
+                for message in messages:
                     total += len(message.value())
                     found += 1
             return found / (perf_counter() - started)

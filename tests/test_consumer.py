@@ -33,6 +33,7 @@ from logstore import (
 )
 from logstore.clock import ManualClock
 from logstore.groups import GroupCoordinator
+from logstore.groups.membership import Membership
 from logstore.internal_topics import CONSUMER_OFFSETS
 from logstore.serialization import SerializationError
 from logstore.testing import encode_batch
@@ -840,3 +841,105 @@ def test_a_commit_goes_into_the_generation_that_came_meanwhile(
     committed = Groups(store).committed("workers")
     assert [each.offset for each in committed.values()] == [3]
     assert calls > 1, "nobody came meanwhile"
+
+
+class Owners:
+    """Who owns what, as the callbacks tell; no partition may have two."""
+
+    def __init__(self) -> None:
+        self.of: dict[TopicPartition, str] = {}
+        self.twice: list[tuple[TopicPartition, str, str]] = []
+
+    def callbacks(self, name: str) -> dict[str, Callable[[list[TopicPartition]], None]]:
+        def assigned(partitions: list[TopicPartition]) -> None:
+            for tp in partitions:
+                if tp in self.of:
+                    self.twice.append((tp, self.of[tp], name))
+                self.of[tp] = name
+
+        def gone(partitions: list[TopicPartition]) -> None:
+            for tp in partitions:
+                if self.of.get(tp) == name:
+                    del self.of[tp]
+
+        return {"on_assigned": assigned, "on_revoked": gone, "on_lost": gone}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_is_taken_up_is_owned_for_whoever_joins_meanwhile(
+    filled: Store, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Others join right after an assignment was taken, before anything was done about it."""
+    owners, take, members, turns = Owners(), Membership.take_assignment, [], 0
+
+    def member(name: str) -> Consumer:
+        callbacks = owners.callbacks(name)
+        consumer = Consumer(filled, "t", group_id="g", auto_commit=False, **callbacks)
+        members.append(consumer)
+        return consumer
+
+    def taken(membership: Membership) -> tuple[TopicPartition, ...] | None:
+        nonlocal turns
+        assigned = take(membership)
+        if assigned is not None and membership is first._membership:
+            turns += 1
+            if turns == at + 1:
+                member("b").poll(timeout=0)
+                member("c").poll(timeout=0)
+        return assigned
+
+    monkeypatch.setattr(Membership, "take_assignment", taken)
+    first = member("a")
+    if at:
+        first.poll(timeout=0)
+        member("d")
+    for _ in range(5):
+        for each in list(members):
+            each.poll(timeout=0)
+    assert turns > at and len(members) > 2, "nobody came meanwhile"
+    assert owners.twice == []
+    eventually(lambda: sorted(owners.of) == [T0, T1], *members)
+    for each in members:
+        each.close()
+    assert owners.twice == [] and owners.of == {}
+
+
+def test_an_assignment_is_not_taken_up_after_a_newer_join(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Consumer(filled, "t", group_id="g") as consumer:
+        membership = consumer._membership
+        assert membership is not None
+        membership.join("the first time")
+        assert not membership.settled, "its assignment waits to be taken"
+        with monkeypatch.context() as patch:
+            patch.setattr(membership.coordinator, "join", lambda *_, **__: None)
+            membership.join("a rebalance is under way")
+        assert membership.take_assignment() is None
+
+
+def test_a_late_commit_of_what_is_not_held_is_refused(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the next generation it may be another's: only what is held goes into that."""
+    consumer = Consumer(filled, "t", group_id="g", auto_commit=False)
+    other = Consumer(filled, "t", group_id="g", auto_commit=False)
+    eventually(lambda: consumer.assignment() and other.assignment(), consumer, other)
+    (mine,), (theirs,) = consumer.assignment(), other.assignment()
+    commit, third = consumer._coordinator.commit, []
+
+    def late(*arguments: Any, **options: Any) -> None:
+        third.append(Consumer(filled, "t", group_id="g", auto_commit=False))
+        third[-1].poll(timeout=0)
+        monkeypatch.undo()
+        commit(*arguments, **options)
+
+    monkeypatch.setattr(consumer._coordinator, "commit", late)
+    with pytest.raises(RebalanceError) as caught:
+        consumer.commit({theirs: 7})
+    assert caught.value.code == "ILLEGAL_GENERATION"
+    monkeypatch.setattr(consumer._coordinator, "commit", late)
+    consumer.commit({mine: 5})
+    assert {tp: each.offset for tp, each in Groups(filled).committed("g").items()} == {mine: 5}
+    for each in (consumer, other, *third):
+        each.close()

@@ -402,7 +402,7 @@ class Consumer(Closeable):
         new = sorted(tp for tp in there if tp not in self._sources)
         if gone:
             self._give_back(gone)
-        membership.hold(there, applied=True)
+        membership.hold(there)
         self._add(new)
         if self._on_assigned is not None and new:
             self._on_assigned(new)
@@ -852,9 +852,15 @@ class Consumer(Closeable):
                 )  # fmt: skip
             except RebalanceError as error:
                 # Whoever comes or goes takes a cooperative member into the next generation, from
-                # its own thread; what is committed here is still held by this one.
+                # its own thread; what it holds it has said to own there, so nobody else has it.
                 late = error.code == ILLEGAL_GENERATION and self._settings.cooperative
-                ahead = late and member is None and self._member() != (member_id, generation)
+                ahead = (
+                    late
+                    and member is None
+                    and self._member() != (member_id, generation)
+                    and self._membership is not None
+                    and self._membership.holds(offsets)
+                )
                 if not (ahead or error.code == REBALANCE_IN_PROGRESS):
                     raise
                 if time.monotonic() > deadline:

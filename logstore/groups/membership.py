@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from logstore.errors import ClosedError
 from logstore.groups.assignors import Assignor
@@ -100,12 +100,14 @@ class Membership:
         self._phase = OUT
         self._attempt = 0
         self._closed = False
+        # What the consumer reads, or may take up or give back now, and the generation of the
+        # latest assignment in it.  Only the consumer's thread changes it, apart from a loss.
         self._owned: tuple[TopicPartition, ...] = ()
         self._owned_generation = -1
         self._subscribed: tuple[str, ...] = ()
         self._led: dict[str, list[int]] | None = None  # partitions when it last led an assignment
         self._rejoin: str | None = None  # why the consumer's thread has to join again
-        self._assigned: tuple[TopicPartition, ...] | None = None
+        self._assigned: tuple[TopicPartition, ...] | None = None  # of `generation`, not taken yet
         self._lost: str | None = None
         self._failure: BaseException | None = None
         self._beat: Timeout | None = None
@@ -122,11 +124,17 @@ class Membership:
             return self._rejoin
 
     def take_assignment(self) -> tuple[TopicPartition, ...] | None:
-        """The assignment that has come, once."""
+        """The assignment that has come, once; it is held from now on, besides what was before.
+
+        In one step: whoever has this member join meanwhile says that it owns all of that.
+        """
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             assigned, self._assigned = self._assigned, None
+            if assigned is not None:
+                self._owned = tuple(sorted({*self._owned, *assigned}))
+                self._owned_generation = self.generation
             return assigned
 
     def take_loss(self) -> str | None:
@@ -145,12 +153,15 @@ class Membership:
         """Why what was held is lost, while the consumer has not taken note; "" otherwise."""
         return self._lost or ""
 
-    def hold(self, owned: Sequence[TopicPartition], *, applied: bool = False) -> None:
-        """What the consumer holds from now on; `applied`: it is the latest assignment."""
+    def hold(self, owned: Sequence[TopicPartition]) -> None:
+        """What the consumer still holds: the rest of what it held is given back, and may go on."""
         with self._lock:
-            self._owned = tuple(owned)
-            if applied:
-                self._owned_generation = self.generation
+            self._owned = tuple(sorted(owned))
+
+    def holds(self, partitions: Iterable[tuple[str, int]]) -> bool:
+        """Whether it is a member that holds all of these: then nobody else in its group does."""
+        with self._lock:
+            return bool(self.member_id) and set(self._owned).issuperset(partitions)
 
     def join_again(self, reason: str) -> None:
         """The consumer has changed what it says about itself: the group has to know."""
@@ -175,10 +186,11 @@ class Membership:
         settings = self.settings
         topics = self._topics()
         with self._lock:
-            if self._closed or self._phase in (JOINING, SYNCING):
+            if self._closed or self._lost is not None or self._phase in (JOINING, SYNCING):
                 return
             self._phase = JOINING
             self._rejoin = None
+            self._assigned = None  # not taken, so not owned: it counts no longer
             self._attempt += 1
             attempt, member_id = self._attempt, self.member_id
             owned, generation = self._owned, self._owned_generation

@@ -943,3 +943,63 @@ def test_a_late_commit_of_what_is_not_held_is_refused(
     assert {tp: each.offset for tp, each in Groups(filled).committed("g").items()} == {mine: 5}
     for each in (consumer, other, *third):
         each.close()
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
+@pytest.mark.parametrize("callback", ["on_revoked", "on_assigned"])
+def test_a_callback_that_raises_keeps_nobody_from_its_share(
+    store: Store, assignor: str, callback: str
+) -> None:
+    store.create_topic("four", partitions=4)
+    told: list[list[TopicPartition]] = []
+    armed = False
+
+    def fails_once(partitions: list[TopicPartition]) -> None:
+        nonlocal armed
+        told.append(partitions)
+        if armed:
+            armed = False
+            raise LookupError("the user's own")
+
+    options: dict[str, Any] = {"assignor": assignor, "group_id": "g", "timeout": 0}
+    with (
+        Consumer(store, "four", **{callback: fails_once}, **options) as first,
+        Consumer(store, "four", **options) as second,
+    ):
+        eventually(lambda: len(first.assignment()) == 4, first)
+        told.clear()
+        armed = True
+        second.poll()
+        if assignor == "cooperative-sticky" and callback == "on_assigned":
+            eventually(lambda: len(first.assignment()) == 2, first, second)
+            second.close()
+        with pytest.raises(LookupError):
+            eventually(lambda: False, first, second)
+        if second.closed:
+            eventually(lambda: len(first.assignment()) == 4, first)
+        else:
+            eventually(
+                lambda: len(first.assignment()) == len(second.assignment()) == 2, first, second
+            )
+        assert len({tp for each in told for tp in each}) == sum(map(len, told)), "told twice"
+
+
+def test_what_is_given_back_is_told_even_if_it_cannot_be_committed(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoked: list[TopicPartition] = []
+    with (
+        Consumer(filled, "t", group_id="g", timeout=0, on_revoked=revoked.extend) as first,
+        Consumer(filled, "t", group_id="g", timeout=0) as second,
+    ):
+        assert len(first.poll()) == 20
+        second.poll()
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+
+            def full(*_: object, **__: object) -> None:
+                raise OSError("the disk is full")
+
+            patch.setattr(first._coordinator, "commit", full)
+            eventually(lambda: False, first)
+        assert len(revoked) == 1
+        eventually(lambda: second.assignment() == revoked, first, second)

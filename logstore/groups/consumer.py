@@ -387,8 +387,7 @@ class Consumer(Closeable):
             reason = membership.needs_to_join()
             if reason is not None:
                 if not self._settings.cooperative and self._sources:
-                    self._give_back(list(self._sources))
-                    membership.hold(())
+                    self._give_back(membership, list(self._sources))
                 membership.join(reason)
             assigned = membership.take_assignment()
             if assigned is None:
@@ -397,17 +396,18 @@ class Consumer(Closeable):
         self._place()
 
     def _adopt(self, membership: Membership, assigned: tuple[TopicPartition, ...]) -> None:
+        """Read what the assignment says, and nothing else, even if a callback raises."""
         there = [tp for tp in assigned if self._exists(tp)]
         gone = [tp for tp in self._sources if tp not in there]
         new = sorted(tp for tp in there if tp not in self._sources)
-        if gone:
-            self._give_back(gone)
-        membership.hold(there)
-        self._add(new)
-        if self._on_assigned is not None and new:
-            self._on_assigned(new)
-        if gone and self._settings.cooperative:
-            membership.join_again(f"it gave back {len(gone)} partitions")
+        try:
+            if gone:
+                self._give_back(membership, gone)
+        finally:
+            membership.release(tp for tp in assigned if tp not in there)
+            self._add(new)
+            if self._on_assigned is not None and new:
+                self._on_assigned(new)
 
     def _exists(self, tp: TopicPartition) -> bool:
         try:
@@ -416,17 +416,28 @@ class Consumer(Closeable):
             return False
         return True
 
-    def _give_back(self, partitions: list[TopicPartition]) -> None:
-        """Let go of partitions: what was processed is committed first."""
+    def _give_back(self, membership: Membership, partitions: list[TopicPartition]) -> None:
+        """Let go of partitions: what was processed is committed first.
+
+        An error on the way does not keep them: the group has decided.  They are owned until the
+        end of it.
+        """
         partitions = sorted(partitions)
-        if self._auto_commit:
-            try:
-                self._commit_positions(partitions)
-            except RebalanceError as error:
-                log.warning("%s: not committed before a rebalance: %s", self.group_id, error)
-        if self._on_revoked is not None:
-            self._on_revoked(partitions)
+        with contextlib.ExitStack() as then:
+            then.callback(self._let_go, membership, partitions)
+            if self._on_revoked is not None:
+                then.callback(self._on_revoked, partitions)
+            if self._auto_commit:
+                try:
+                    self._commit_positions(partitions)
+                except RebalanceError as error:
+                    log.warning("%s: not committed before a rebalance: %s", self.group_id, error)
+
+    def _let_go(self, membership: Membership, partitions: list[TopicPartition]) -> None:
         self._drop(partitions)
+        membership.release(partitions)
+        if self._settings.cooperative:
+            membership.join_again(f"it gave back {len(partitions)} partitions")
 
     def _lose(self, reason: str) -> None:
         partitions = sorted(self._sources)

@@ -153,10 +153,10 @@ class Membership:
         """Why what was held is lost, while the consumer has not taken note; "" otherwise."""
         return self._lost or ""
 
-    def hold(self, owned: Sequence[TopicPartition]) -> None:
-        """What the consumer still holds: the rest of what it held is given back, and may go on."""
+    def release(self, partitions: Iterable[TopicPartition]) -> None:
+        """The consumer does not hold these any more: the group may give them to others."""
         with self._lock:
-            self._owned = tuple(sorted(owned))
+            self._owned = tuple(sorted(set(self._owned).difference(partitions)))
 
     def holds(self, partitions: Iterable[tuple[str, int]]) -> bool:
         """Whether it is a member that holds all of these: then nobody else in its group does."""

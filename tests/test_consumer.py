@@ -1003,3 +1003,35 @@ def test_what_is_given_back_is_told_even_if_it_cannot_be_committed(
             eventually(lambda: False, first)
         assert len(revoked) == 1
         eventually(lambda: second.assignment() == revoked, first, second)
+
+
+def test_a_topic_that_is_left_is_given_back_before_others_get_it(filled: Store) -> None:
+    """Whoever subscribes to less says so by joining: others get the rest at once."""
+    filled.create_topic("u")
+    owners = Owners()
+    with (
+        Consumer(filled, "t", group_id="g", timeout=0, **owners.callbacks("a")) as first,
+        Consumer(filled, "t", "u", group_id="g", timeout=0, **owners.callbacks("b")) as second,
+    ):
+        eventually(lambda: len(owners.of) == 3, first, second)
+        assert "a" in owners.of.values()
+        first.subscribe("u")
+        assert "a" not in owners.of.values()
+        assert first._membership is not None
+        first._membership.join("somebody came")
+        for _ in range(5):
+            second.poll()
+        first.poll()
+        assert owners.twice == []
+        eventually(lambda: sorted(owners.of)[:2] == [T0, T1] and len(owners.of) == 3, first, second)
+
+
+def test_an_assignment_of_topics_that_were_left_is_not_read(filled: Store) -> None:
+    filled.create_topic("u")
+    told: list[TopicPartition] = []
+    with Consumer(filled, "t", group_id="g", timeout=0, on_assigned=told.extend) as consumer:
+        assert consumer._membership is not None
+        consumer._membership.join("somebody came")
+        consumer.subscribe("u")
+        eventually(lambda: consumer.assignment() == [TopicPartition("u", 0)], consumer)
+    assert told == [TopicPartition("u", 0)]

@@ -218,12 +218,20 @@ class Consumer(Closeable):
                 raise TypeError(f"a topic is a name or a compiled pattern, not {topic!r}")
             if isinstance(topic, str) and topic not in self._store:
                 self._store[topic]  # raises, with names that look alike
+        if self._membership is not None and self._settings.cooperative:
+            # The group gives away what a member has not subscribed to, and may have it join as
+            # soon as the new subscription is known: nothing of that may be read by then.
+            names = self._topic_names(topics)
+            left = [tp for tp in self._sources if tp.topic not in names]
+            if left:
+                self._give_back(self._membership, left)
         self._manual = False
         self._subscription = topics
         self._refresh_due = 0.0
         if self._book is None:
             self._refresh()
         elif self._membership is None:
+            self._drop(list(self._sources))  # of its own choice: the group knows nothing of them
             self._membership = self._new_membership()
             self._offsets_log = self._book.log_of(self._settings.group_id)
             self._offsets_log.listen(self._bell.ring)
@@ -268,10 +276,11 @@ class Consumer(Closeable):
         return Membership(self._coordinator, self._settings, attention=attention, alive=alive,
                           overdue=overdue, topics=topics, partitions=partitions)  # fmt: skip
 
-    def _topic_names(self) -> tuple[str, ...]:
-        """The names that the subscription means now."""
-        names = {topic for topic in self._subscription if isinstance(topic, str)}
-        patterns = [topic for topic in self._subscription if not isinstance(topic, str)]
+    def _topic_names(self, subscription: tuple[Topics, ...] | None = None) -> tuple[str, ...]:
+        """The names that the subscription, or another one, means now."""
+        topics = self._subscription if subscription is None else subscription
+        names = {topic for topic in topics if isinstance(topic, str)}
+        patterns = [topic for topic in topics if not isinstance(topic, str)]
         if patterns:
             for name in self._store:
                 if name not in INTERNAL_TOPICS and any(p.search(name) for p in patterns):
@@ -397,7 +406,8 @@ class Consumer(Closeable):
 
     def _adopt(self, membership: Membership, assigned: tuple[TopicPartition, ...]) -> None:
         """Read what the assignment says, and nothing else, even if a callback raises."""
-        there = [tp for tp in assigned if self._exists(tp)]
+        names = self._topic_names()  # perhaps it was for those of another subscription
+        there = [tp for tp in assigned if tp.topic in names and self._exists(tp)]
         gone = [tp for tp in self._sources if tp not in there]
         new = sorted(tp for tp in there if tp not in self._sources)
         try:

@@ -1035,3 +1035,48 @@ def test_an_assignment_of_topics_that_were_left_is_not_read(filled: Store) -> No
         consumer.subscribe("u")
         eventually(lambda: consumer.assignment() == [TopicPartition("u", 0)], consumer)
     assert told == [TopicPartition("u", 0)]
+
+
+LONG, LONE = "x" * 32_768, "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"group_id": 5}, TypeError),
+        ({"group_id": b"g"}, TypeError),
+        ({"group_id": ""}, ConfigError),
+        ({"group_id": LONG}, ConfigError),
+        ({"group_id": LONE}, ConfigError),
+        ({"instance_id": 5}, TypeError),
+        ({"instance_id": ""}, ConfigError),
+        ({"instance_id": LONG[40:]}, None),
+        ({"instance_id": LONG[30:]}, ConfigError),
+        ({"client_id": b"c"}, TypeError),
+        ({"client_id": LONE}, ConfigError),
+        ({"client_id": LONG[40:]}, None),
+        ({"client_id": LONG[30:]}, ConfigError),
+        ({"session_timeout": float("inf")}, ConfigError),
+        ({"session_timeout": "5"}, TypeError),
+        ({"heartbeat_interval": float("inf")}, ConfigError),
+        ({"rebalance_timeout": float("inf")}, ConfigError),
+        ({"rebalance_timeout": float("nan")}, ConfigError),
+        ({"rebalance_timeout": 2_147_483}, None),
+        ({"auto_commit_interval": float("inf")}, None),
+    ],
+)
+def test_what_a_member_says_of_itself_is_checked(
+    filled: Store, given: dict[str, Any], error: type[Exception] | None
+) -> None:
+    if error is None:
+        with Consumer(filled, "t", **{"group_id": "g", **given}) as consumer:
+            assert len(consumer.poll(timeout=0)) == 20
+    else:
+        with pytest.raises(error, match=next(iter(given))):
+            Consumer(filled, "t", **{"group_id": "g", **given})
+        assert Groups(filled).names() == []
+
+
+def test_partitions_are_assigned_by_their_own_numbers(filled: Store) -> None:
+    with Consumer(filled) as consumer, pytest.raises(IndexError, match="no partition -1"):
+        consumer.assign([("t", -1)])

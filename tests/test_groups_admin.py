@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from logstore import (
 )
 from logstore.clock import ManualClock
 from logstore.groups import GroupCoordinator
-from logstore.offsets import TopicPartition
+from logstore.offsets import OffsetBook, TopicPartition
 
 START = 1_700_000_000_000
 
@@ -204,3 +205,55 @@ def test_a_readonly_store_is_asked_and_not_changed(tmp_path: Path, orders: Store
         assert groups.lag("g")[TopicPartition("orders", 0)].records == 6
         with pytest.raises(ReadOnlyError):
             groups.commit("g", {("orders", 0): 5})
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error"),
+    [
+        ({("orders", -1): 1}, ValueError),
+        ({("orders", True): 1}, TypeError),
+        ({("orders", 0, 0): 1}, TypeError),
+        ({"orders": 1}, TypeError),
+        ({("orders", 0): None}, TypeError),
+        ({("orders", 0): CommittedOffset(1, "\ud800")}, ConfigError),
+        ({("orders", 0): CommittedOffset(1, None)}, TypeError),  # type: ignore[arg-type]
+        (None, TypeError),
+        ([("orders", 0)], TypeError),
+    ],
+)
+def test_what_are_no_offsets_is_refused(
+    orders: Store, offsets: Any, error: type[Exception]
+) -> None:
+    groups = Groups(orders)
+    with pytest.raises(error):
+        groups.commit("g", offsets)
+    assert groups.names() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [(None, TypeError), (b"g", TypeError), ("x" * 32_768, ConfigError), ("\ud800", ConfigError)],
+)
+def test_what_is_no_name_is_refused(orders: Store, name: Any, error: type[Exception]) -> None:
+    groups = Groups(orders)
+    for ask in (groups.describe, groups.history, groups.lag, groups.committed, groups.delete):
+        with pytest.raises(error, match="a group's name"):
+            ask(name)
+    with pytest.raises(error, match="a group's name"):
+        groups.commit(name, {("orders", 0): 1})
+    with pytest.raises(error, match="a group's name"):
+        OffsetBook.of(orders).commit_in_transaction(
+            name, {("orders", 0): 1}, producer_id=1, producer_epoch=0
+        )
+    assert groups.names() == []
+
+
+def test_a_span_that_is_none_is_refused(orders: Store) -> None:
+    groups = Groups(orders)
+    groups.commit("g", {("orders", 0): 4})
+    for ago in (float("nan"), float("inf"), 1e300):
+        with pytest.raises(ConfigError, match="ago is"):
+            groups.reset_offsets("g", ago=ago)
+    with pytest.raises(TypeError, match="ago is"):
+        groups.reset_offsets("g", ago="1h")  # type: ignore[arg-type]
+    assert groups.reset_offsets("g", ago=datetime.timedelta.max)[0].after == 2

@@ -133,6 +133,8 @@ def test_what_is_no_offset_is_refused(store: Store) -> None:
         book.commit("g", {("t", 0): "1"})  # type: ignore[dict-item]
     with pytest.raises(TypeError):
         book.commit("g", {(b"t", 0): 1})  # type: ignore[dict-item]
+    with pytest.raises(InvalidRecordError, match="t cannot have a partition -1"):
+        book.commit_in_transaction("g", {("t", -1): 1}, producer_id=1, producer_epoch=0)
     assert book.groups() == []
 
 

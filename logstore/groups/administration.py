@@ -29,6 +29,7 @@ from logstore.offsets import (
     OffsetBook,
     Offsets,
     TopicPartition,
+    as_committed,
 )
 from logstore.partition import Partition
 from logstore.store import Store
@@ -178,12 +179,9 @@ class Groups:
         UnknownTopicError and IndexError for partitions that do not exist, RebalanceError while the
         group has members: then only they commit.
         """
-        told: dict[tuple[str, int], CommittedOffset | int] = {}
-        for (topic, number), offset in offsets.items():
+        told = as_committed(offsets, self._clock.time_ms(), metadata)
+        for topic, number in told:
             self._store[topic][number]  # raises
-            if isinstance(offset, int):
-                offset = CommittedOffset(offset, metadata)
-            told[topic, number] = offset
         self._coordinator.commit(group_id, told)
 
     def delete(self, group_id: str) -> None:
@@ -255,8 +253,7 @@ class Groups:
         wanted = _from_file(file) if file is not None else {}
         chosen = list(wanted) if file is not None else self._scope(partitions, before)
         if ago is not None:
-            seconds = ago.total_seconds() if isinstance(ago, datetime.timedelta) else ago
-            at = self._clock.time_ms() - round(seconds * 1000)
+            at = self._clock.time_ms() - round(_span(ago).total_seconds() * 1000)
         resets = []
         for tp in sorted(chosen):
             log = self._store[tp.topic][tp.partition]
@@ -300,6 +297,17 @@ class Groups:
 
     def __repr__(self) -> str:
         return f"<Groups of {str(self._store.path)!r}>"
+
+
+def _span(ago: datetime.timedelta | float) -> datetime.timedelta:
+    if isinstance(ago, datetime.timedelta):
+        return ago
+    try:
+        return datetime.timedelta(seconds=ago)
+    except TypeError:
+        raise TypeError(f"ago is a timedelta or seconds, not {ago!r}") from None
+    except (OverflowError, ValueError):
+        raise ConfigError(f"ago is a timedelta or seconds, not {ago!r}") from None
 
 
 def _topics(subscription: bytes) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ import contextlib
 import datetime
 import itertools
 import logging
+import math
 import re
 import threading
 import time
@@ -53,7 +54,13 @@ from logstore.groups.membership import Membership, MembershipSettings
 from logstore.groups.source import Source
 from logstore.interceptors import InterceptorChain
 from logstore.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
-from logstore.offsets import CommittedOffset, OffsetBook, Offsets, TopicPartition
+from logstore.offsets import (
+    CommittedOffset,
+    OffsetBook,
+    Offsets,
+    TopicPartition,
+    check_text,
+)
 from logstore.readable import milliseconds
 from logstore.record import Record
 from logstore.serialization import Deserializer, SerializationError, deserializer
@@ -67,6 +74,8 @@ RUN = 32_768  # offsets that an iteration takes from a partition before it looks
 LIST_RUN = 512  # the same, of records that go through the user's own code
 LOOK_SECONDS = 0.02  # how often a consumer of a readonly store looks for appends
 REFRESH_SECONDS = 1.0  # how often one without a group looks for new partitions
+SECONDS_MAX = 2_147_483.0  # of what a group's record keeps, as int32 milliseconds
+ID_ROOM = 37  # bytes that a member's id has behind its client_id or instance_id
 COMMIT_SECONDS = 30.0  # how long a commit waits for a rebalance to be over
 
 _numbers = itertools.count(1)
@@ -143,13 +152,22 @@ class Consumer(Closeable):
         if on_corrupt not in ("raise", "skip"):
             raise ConfigError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
         _check_start(start)
-        for name, seconds in (("session_timeout", session_timeout),
-                              ("heartbeat_interval", heartbeat_interval),
-                              ("rebalance_timeout", rebalance_timeout),
-                              ("auto_commit_interval", auto_commit_interval),
-                              ("max_processing_time", max_processing_time)):  # fmt: skip
-            if seconds is not None and not seconds > 0:
-                raise ConfigError(f"{name} must be more than 0 seconds, not {seconds!r}")
+        for name, seconds, most in (
+            ("session_timeout", session_timeout, SECONDS_MAX),
+            ("heartbeat_interval", heartbeat_interval, SECONDS_MAX),
+            ("rebalance_timeout", rebalance_timeout, SECONDS_MAX),
+            ("auto_commit_interval", auto_commit_interval, math.inf),
+            ("max_processing_time", max_processing_time, math.inf),
+        ):
+            if seconds is not None:
+                _check_seconds(name, seconds, most)
+        for name, text, room in (
+            ("group_id", group_id, 0),
+            ("instance_id", instance_id, ID_ROOM),
+            ("client_id", client_id or None, ID_ROOM),
+        ):
+            if text is not None and not check_text(name, text, room=room):
+                raise ConfigError(f"{name} is a name or None, not ''")
         self._store = store
         self._clock: Clock = store.clock or SystemClock()
         self.group_id = group_id
@@ -292,7 +310,8 @@ class Consumer(Closeable):
         self._check_open()
         wanted = [TopicPartition(*each) for each in partitions]
         for tp in wanted:
-            self._store[tp.topic][tp.partition]  # raises
+            if self._store[tp.topic][tp.partition].number != tp.partition:  # raises, too
+                raise IndexError(f"topic {tp.topic!r} has no partition {tp.partition}")
         if self._membership is not None:
             self._membership.leave("it reads partitions of its own choice")
             self._membership = None
@@ -1041,6 +1060,15 @@ class Consumer(Closeable):
         group = "" if self.group_id is None else f" of group {self.group_id!r}"
         what = ", ".join(map(str, self.assignment())) or "nothing yet"
         return f"<Consumer{group} reading {what}{' closed' if self._closed else ''}>"
+
+
+def _check_seconds(name: str, seconds: object, most: float) -> None:
+    if not isinstance(seconds, int | float):
+        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
+    if not seconds > 0:
+        raise ConfigError(f"{name} must be more than 0 seconds, not {seconds!r}")
+    if seconds > most:
+        raise ConfigError(f"{name} must be at most {most:.0f} seconds, not {seconds!r}")
 
 
 def _check_start(start: object) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
+from logstore.config import ConfigError
 from logstore.errors import ClosedError, LogStoreError, ReadOnlyError, RebalanceError
 from logstore.groups.machine import (
     COORDINATOR_NOT_AVAILABLE,
@@ -46,7 +47,7 @@ from logstore.groups.machine import (
     SyncReply,
 )
 from logstore.groups.protocol import PROTOCOL_TYPE, Subscription
-from logstore.offsets import OffsetBook, Offsets, TopicPartition
+from logstore.offsets import OffsetBook, Offsets, TopicPartition, check_text
 from logstore.store import Store
 from logstore.timer import Timeout, Timers
 
@@ -151,9 +152,8 @@ class GroupCoordinator(Closeable):
     # ---- groups ----
 
     def _room(self, group_id: str) -> _Room:
-        name: object = group_id
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a group has a name, not {name!r}")
+        if not check_text("a group's name", group_id):
+            raise ConfigError("a group has a name, not ''")
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the store {self.store.path} is closed")

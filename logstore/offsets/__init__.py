@@ -14,6 +14,7 @@ from logstore.offsets.records import (
     MemberMetadata,
     OffsetKey,
     TopicPartition,
+    check_text,
 )
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "Offsets",
     "TopicPartition",
     "as_committed",
+    "check_text",
 ]

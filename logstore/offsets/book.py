@@ -32,6 +32,7 @@ from logstore.offsets.records import (
     GroupMetadata,
     OffsetKey,
     TopicPartition,
+    check_text,
 )
 from logstore.partition import Partition
 from logstore.record import Record
@@ -40,7 +41,7 @@ from logstore.store import Store
 __all__ = ["OffsetBook", "Offsets", "as_committed"]
 
 METADATA_MAX = 4096  # characters of a committed offset's metadata
-INT64_MAX = (1 << 63) - 1
+INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 Offsets: TypeAlias = (
     Mapping[tuple[str, int], CommittedOffset | int] | Mapping[TopicPartition, CommittedOffset | int]
@@ -48,23 +49,30 @@ Offsets: TypeAlias = (
 Guard: TypeAlias = contextlib.AbstractContextManager[object]
 
 
-def as_committed(offsets: Offsets, now_ms: int) -> dict[TopicPartition, CommittedOffset]:
+def as_committed(
+    offsets: Offsets, now_ms: int, metadata: str = ""
+) -> dict[TopicPartition, CommittedOffset]:
     """Offsets as a user gives them, checked and stamped.
 
-    A plain int is an offset without metadata.  Raises TypeError, InvalidRecordError.
+    A plain int is an offset with the given metadata.  Raises TypeError, ConfigError,
+    InvalidRecordError.
     """
+    told: object = offsets
+    if not isinstance(told, Mapping):
+        raise TypeError(f"offsets are a dict of offsets by (topic, partition), not {told!r}")
     found = {}
-    for (topic, number), given in offsets.items():
-        said: object = given
-        committed = CommittedOffset(said) if isinstance(said, int) else said
-        if not isinstance(committed, CommittedOffset) or isinstance(committed.offset, bool):
-            raise TypeError(f"an offset is an int or a CommittedOffset, not {given!r}")
-        names: tuple[object, object] = (topic, number)
-        if not isinstance(names[0], str) or not isinstance(names[1], int):
-            raise TypeError(f"a partition is (topic, number), not {names!r}")
-        where = TopicPartition(topic, number)
+    for key, said in told.items():
+        committed = CommittedOffset(said, metadata) if isinstance(said, int) else said
+        if not isinstance(committed, CommittedOffset) or not _is_int(committed.offset):
+            raise TypeError(f"an offset is an int or a CommittedOffset, not {said!r}")
+        if not isinstance(key, tuple) or len(key) != 2 or not _is_int(key[1]):
+            raise TypeError(f"a partition is (topic, number), not {key!r}")
+        where = TopicPartition(check_text("a topic", key[0]), key[1])
+        if not 0 <= where.partition <= INT32_MAX:
+            raise InvalidRecordError(f"{where.topic} cannot have a partition {where.partition}")
         if not 0 <= committed.offset <= INT64_MAX:
             raise InvalidRecordError(f"offset {committed.offset} of {where} cannot be committed")
+        check_text("the metadata of an offset", committed.metadata)
         if len(committed.metadata) > METADATA_MAX:
             raise InvalidRecordError(
                 f"the metadata of {where} has {len(committed.metadata)} characters; at most "
@@ -74,6 +82,10 @@ def as_committed(offsets: Offsets, now_ms: int) -> dict[TopicPartition, Committe
             committed = dataclasses.replace(committed, timestamp=now_ms)
         found[where] = committed
     return found
+
+
+def _is_int(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 class _Shelf:
@@ -123,9 +135,10 @@ class OffsetBook(Closeable):
 
     def partition_of(self, group: str) -> int:
         """The partition that keeps a group; it belongs to a transaction that commits offsets."""
-        return coordinator_partition(group, self.partitions)
+        return coordinator_partition(check_text("a group's name", group), self.partitions)
 
     def _shelf_of(self, group: str) -> _Shelf:
+        check_text("a group's name", group)
         return self._shelf(self.partition_of(group) if self.partitions else 0)
 
     def _shelf(self, number: int) -> _Shelf:
@@ -217,6 +230,7 @@ class OffsetBook(Closeable):
 
         `guard` is entered for the append alone, before any lock of the book; it raises to refuse.
         """
+        check_text("a group's name", group)
         self._forget_deleted_topics()
         now = self._clock.time_ms()
         records = [
@@ -282,6 +296,7 @@ class OffsetBook(Closeable):
         The partition ``partition_of(group)`` of ``__consumer_offsets`` is one of the transaction's
         from now on: its marker goes there, too.  Raises FencedError for an epoch that is over.
         """
+        check_text("a group's name", group)
         self._forget_deleted_topics()
         now = self._clock.time_ms()
         encoder = BatchEncoder()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from logstore.config import ConfigError
 from logstore.errors import InvalidRecordError
-from logstore.fields import FieldReader, FieldWriter
+from logstore.fields import STRING_MAX, FieldReader, FieldWriter
 
 __all__ = [
     "CommittedOffset",
@@ -20,11 +21,25 @@ __all__ = [
     "MemberMetadata",
     "OffsetKey",
     "TopicPartition",
+    "check_text",
     "parse_key",
 ]
 
 OFFSET_VERSION, GROUP_VERSION = 1, 2
 VALUE_VERSION, VALUE_VERSION_WITH_EXPIRY, VALUE_VERSION_COMPACT = 3, 1, 4
+
+
+def check_text(what: str, text: object, *, room: int = 0) -> str:
+    """A text that a record can hold, with `room` bytes to spare; else TypeError, ConfigError."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is a str, not {text!r}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} has to be Unicode text, not {text[:100]!r}") from None
+    if size > STRING_MAX - room:
+        raise ConfigError(f"{what} has {size} bytes; at most {STRING_MAX - room} are allowed")
+    return text
 
 
 class TopicPartition(NamedTuple):

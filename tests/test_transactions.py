@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ import logstore
 from logstore import (
     ClosedError,
     ConfigError,
+    DiskFullError,
     FencedError,
     ManualClock,
     Producer,
@@ -26,6 +28,7 @@ from logstore import (
 from logstore.appendable import AppendableLog
 from logstore.internal_topics import TRANSACTION_STATE, coordinator_partition
 from logstore.offsets import OffsetBook
+from logstore.testing import Fault, inject_io
 from logstore.transactions.state import TransactionMetadata, TransactionState, decode_key
 
 
@@ -489,6 +492,71 @@ def test_an_error_after_the_decision_does_not_change_it(
         with producer.transaction() as tx:  # ends what was decided first
             tx.send("b", b"2")
     assert committed(store, "a") == [b"1"]
+    assert committed(store, "b") == [b"1", b"2"]
+
+
+def test_a_marker_that_finds_no_room_once_is_written_again(store: Store) -> None:
+    producer = Producer(store, "x", linger=600.0)
+    tx = producer.transaction()
+    tx.send("b", b"pay")
+    with inject_io(Fault.fail(errno.ENOSPC, "pwrite", "*b-0/*.log", call=2), root=store.path) as io:
+        tx.commit()
+    assert io.fired
+    assert tx.over == "committed"
+    with producer.transaction() as tx:
+        tx.send("b", b"next")
+    producer.close()
+    assert committed(store, "b") == [b"pay", b"next"]
+
+
+def test_what_is_decided_is_committed_though_no_marker_finds_room(store: Store) -> None:
+    producer = Producer(store, "x", linger=600.0, max_block=0.1)
+    tx = producer.transaction()
+    sent = tx.send("b", b"pay", dedupe_id="order-1")
+    full = Fault.fail(errno.ENOSPC, "pwrite", "*b-0/*.log", call=2, forever=True)
+    with inject_io(full, root=store.path):
+        with pytest.raises(DiskFullError) as caught:
+            tx.commit()
+        assert any("is committed" in note for note in caught.value.__notes__)
+        assert tx.over == "committed"
+        assert Transactions.of(store).describe("x").state == "PrepareCommit"
+        with pytest.raises(TransactionStateError, match="committed"):
+            tx.abort()
+        with pytest.raises(DiskFullError):
+            producer.transaction()
+    with Producer(store, "y") as other, other.transaction() as again:
+        assert again.append("b", b"pay", dedupe_id="order-1") == sent.result(0)
+    with producer.transaction() as tx:
+        tx.send("b", b"next")
+    producer.close()
+    assert committed(store, "b") == [b"pay", b"next"]
+
+
+def test_who_takes_the_id_after_the_decision_has_finished_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = AppendableLog.end_transaction
+    others: list[Producer] = []
+
+    def marker(self: Any, *args: Any, **kwargs: Any) -> int:
+        if not others:
+            others.append(cast(Producer, None))
+            raise DiskFullError(28, "ENOSPC")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(AppendableLog, "end_transaction", marker)
+    monkeypatch.setattr(
+        "logstore.transactions.producer.time.sleep", lambda _: others.append(Producer(store, "x"))
+    )
+    producer = Producer(store, "x")
+    tx = producer.transaction()
+    tx.append("b", b"1")
+    tx.commit()
+    assert (tx.over, committed(store, "b")) == ("committed", [b"1"])
+    with pytest.raises(FencedError):
+        producer.transaction()
+    with others[1].transaction() as tx:
+        tx.append("b", b"2")
     assert committed(store, "b") == [b"1", b"2"]
 
 

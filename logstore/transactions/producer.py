@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from logstore import _native
 from logstore.batch import increment_sequence
@@ -77,6 +77,7 @@ PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
     "random": RandomPartitioner,
 }
 
+T = TypeVar("T")
 _Headers: TypeAlias = "Iterable[tuple[str, bytes | None]]"
 
 _busy: set[Producer] = set()  # with records on their way: see the end of this file
@@ -436,20 +437,25 @@ class Producer(_native.Sender, Closeable):
 
     def _write_blocking(self, lane: Lane) -> None:
         """Write a lane; wait for room on a full disk, but not for ever."""
+        try:
+            self._blocking(lane.write_out)
+        except DiskFullError as error:
+            error.add_note(
+                f"waited {self._max_block} s for room; {self.pending} records are held "
+                f"and will be tried again, that of this call was not taken"
+            )
+            raise
+
+    def _blocking(self, act: Callable[[], T]) -> T:
+        """Do what a full disk may refuse, again and again, for `max_block` seconds."""
         deadline = time.monotonic() + self._max_block
         while True:
             try:
-                lane.write_out()
-            except DiskFullError as error:
+                return act()
+            except DiskFullError:
                 if time.monotonic() >= deadline:
-                    error.add_note(
-                        f"waited {self._max_block} s for room; {self.pending} records are held "
-                        f"and will be tried again, that of this call was not taken"
-                    )
                     raise
                 time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())))
-            else:
-                return
 
     # ---- the thread ----
 
@@ -589,10 +595,29 @@ class Producer(_native.Sender, Closeable):
                 if (lane.topic, lane.number) in transaction.enlisted:
                     lane.make_durable()
         name = cast(str, self._transactional_id)
-        self.identity = self._transactions.end(name, self.identity, commit=True)
+        try:
+            self.identity = self._blocking(
+                lambda: self._transactions.end(
+                    name,
+                    self.identity,
+                    commit=True,
+                    decided=lambda: transaction.end("committed"),
+                )
+            )
+        except FencedError as error:
+            if not transaction.over:
+                raise
+            self._fenced = error  # whoever has the id now has written the markers first
 
     def _give_up(self, transaction: Transaction, error: BaseException) -> None:
-        """It could not be committed: aborted, or decided already and finished by the next."""
+        """It could not be committed, and is aborted; or it is decided, and finished by the next."""
+        if transaction.over == "committed":
+            self._transaction = None
+            error.add_note(
+                "the transaction is committed: that is decided, and the markers that are missing "
+                "will be written before the next one of its id, or when the store is closed"
+            )
+            return
         if self._transaction is not transaction:
             return
         try:
@@ -646,7 +671,7 @@ class Producer(_native.Sender, Closeable):
     def abandon(self, error: BaseException) -> None:
         """The store is about to close, and aborts the transaction."""
         transaction, self._transaction = self._transaction, None
-        if transaction is not None:
+        if transaction is not None and not transaction.over:
             self._quick = False
             transaction.end("aborted, as its store was closed")
             self._drop_unwritten(error)

@@ -151,8 +151,11 @@ class Transactions(Closeable):
 
     # ---- carrying out effects ----
 
-    def _drive(self, effect: Effect | None) -> None:
-        """Carry out an effect and all that follow from it."""
+    def _drive(self, effect: Effect | None, look: Callable[[], None] = lambda: None) -> None:
+        """Carry out an effect and all that follow from it; `look` at the state after each of them.
+
+        It looks under the lock, before anyone else can change that state.
+        """
         while effect is not None:
             try:
                 self._carry_out(effect)
@@ -160,10 +163,12 @@ class Transactions(Closeable):
                 with self._lock:
                     self._machine.failed(effect)
                     self._read_again(effect)
+                    look()
                     self._changed.notify_all()
                 raise
             with self._lock:
                 following = self._machine.done(effect, self._clock.time_ms())
+                look()
                 if isinstance(effect, Append):
                     self._appended(effect)
                 if following is None:
@@ -251,14 +256,19 @@ class Transactions(Closeable):
             finally:
                 self._lock.acquire()
 
-    def _ask(self, transactional_id: str, request: Callable[[int], Effect | None]) -> None:
+    def _ask(
+        self,
+        transactional_id: str,
+        request: Callable[[int], Effect | None],
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         """Have the machine answer a request, and carry out what it says."""
         with self._lock:
             if self._closing:
                 raise ClosedError(f"the store {self._store.path} is closed")
             self._settled(transactional_id)
             effect = request(self._clock.time_ms())
-        self._drive(effect)
+        self._drive(effect, look)
 
     # ---- for producers ----
 
@@ -315,14 +325,30 @@ class Transactions(Closeable):
         )
 
     def end(
-        self, transactional_id: str, identity: tuple[int, int], *, commit: bool
+        self,
+        transactional_id: str,
+        identity: tuple[int, int],
+        *,
+        commit: bool,
+        decided: Callable[[], None] = lambda: None,
     ) -> tuple[int, int]:
-        """Commit or abort, everywhere; the producer's id and epoch for its next transaction."""
+        """Commit or abort, everywhere; the producer's id and epoch for its next transaction.
+
+        `decided` is called once a commit is in the log, whatever becomes of its markers; after an
+        error the same may be asked for again, and goes on with them.
+        """
+
+        def look() -> None:
+            known = self._machine.get(transactional_id)
+            if known is not None and known.state is TransactionState.PREPARE_COMMIT:
+                decided()
+
         self._ask(
             transactional_id,
             lambda now: self._machine.end(
                 transactional_id, *identity, now, commit=commit, fresh_id=self._fresh_id
             ),
+            look,
         )
         return self.identity_of(transactional_id)
 

@@ -99,6 +99,7 @@ class Transaction:
         """Make all of it visible, durably.
 
         Raises TransactionAbortedError or FencedError when it is not committed, and never will be.
+        After another error `over` says how it ended: once the decision is in the log, "committed".
         """
         self.check_open()
         self._producer.commit_transaction(self)

@@ -32,6 +32,7 @@ from logstore import (
 )
 from logstore.batch import BatchHeader, split
 from logstore.producer_ids import BLOCK, FIRST, ProducerIds
+from logstore.transactions.delivery import Delivery
 
 
 @pytest.fixture
@@ -166,6 +167,55 @@ def test_a_callback_that_fails_is_logged_and_harms_nobody(
     late: list[int] = []
     first.add_done_callback(lambda delivery: late.append(delivery.result().offset))
     assert late == [0]
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("dedupe_id", [None, "b"])
+def test_a_callback_keeps_no_other_thread_from_sending(
+    store: Store, durability: str, dedupe_id: str | None
+) -> None:
+    # Every send writes what was sent before, and so calls back.
+    with Producer(store, linger=600.0, buffer_bytes=1, durability=durability) as producer:
+        sent: list[Position] = []
+
+        def other() -> None:
+            sent.append(producer.append("orders", b"2", partition=0, dedupe_id=dedupe_id))
+
+        def callback(_: Delivery) -> None:
+            thread = threading.Thread(target=other, daemon=True)
+            thread.start()
+            thread.join(10)
+
+        producer.send("orders", b"1", partition=0, callback=callback)
+        producer.append("orders", b"3", partition=0, dedupe_id=dedupe_id and "a")
+        assert len(sent) == 1
+
+
+def test_callbacks_of_many_threads_send_to_each_others_topics(store: Store) -> None:
+    store.create_topic("other")
+    called: list[Position] = []
+    with Producer(store, linger=0.001, durability="os") as producer:
+
+        def work(mine: str, others: str) -> None:
+            def callback(delivery: Delivery) -> None:
+                called.append(delivery.result(0))
+                producer.send(others, b"x" * 4000, partition=0)
+
+            for _ in range(500):
+                producer.send(mine, b"x" * 4000, partition=0, callback=callback)
+
+        topics = ("orders", "other")
+        threads = [threading.Thread(target=work, args=pair, daemon=True)
+                   for pair in (topics, topics[::-1])]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        producer.flush()
+    for topic in topics:
+        offsets = [each.offset for each in called if each.topic == topic]
+        assert len(offsets) == 500
 
 
 def test_a_time_out_leaves_the_record_on_its_way(store: Store) -> None:

@@ -10,15 +10,17 @@ Threads share all of it.
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from logstore import _native
 from logstore.topic import Position
 
-__all__ = ["Carrier", "Delivery", "Pack"]
+__all__ = ["Callbacks", "Carrier", "Delivery", "Pack", "holding"]
 
 log = logging.getLogger("logstore.producer")
 
@@ -57,18 +59,17 @@ class Pack:
     def end_offset(self) -> int:
         return self.first_offset + self.count
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """It is where it belongs, or will never be.  Calls back."""
+    def finish(self, error: BaseException | None = None) -> list[Callable[[], object]]:
+        """It is where it belongs, or will never be; the callbacks that are due now."""
         with _changes:
             if self.done:
-                return
+                return []
             self.error = error
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
             if self._woken is not None:
                 self._woken.set()
-        for call in callbacks or ():
-            call_safely(call)
+            return callbacks or []
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Have it called, at once if it is over."""
@@ -94,6 +95,89 @@ class Pack:
                 f"no answer from {self.carrier.topic}-{self.carrier.number} after {timeout} s: "
                 f"the record is still on its way"
             )
+
+
+class _Thread(threading.local):
+    """What a thread is about."""
+
+    locks = 0  # that it has by `holding`
+    calling = 0  # callbacks that it is in
+
+    def __init__(self) -> None:
+        self.due: list[Callbacks] = []  # for when it has none of them any more
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def holding(lock: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """Hold a lock of ours.  What comes due meanwhile is called when the thread has none any more.
+
+    Callbacks are the user's, and may send, wait or take locks of their own: under a lock of ours
+    they would wait for each other.
+    """
+    _thread.locks += 1
+    try:
+        with lock:
+            yield
+    finally:
+        _thread.locks -= 1
+        if not _thread.locks:
+            due, _thread.due = _thread.due, []
+            for callbacks in due:
+                callbacks.call()
+
+
+class Callbacks:
+    """Callbacks of a lane that are due.
+
+    Invariant: they are called in the order in which they came due, one at a time, by a thread that
+    holds no lock of ours.
+    """
+
+    def __init__(self) -> None:
+        self._due: collections.deque[Callable[[], object]] = collections.deque()
+        self._calling = False  # a thread is at it, and takes along what comes meanwhile
+        self._called = threading.Condition(_changes)
+
+    def add(self, calls: list[Callable[[], object]]) -> None:
+        """They are due; for who is `holding` a lock, and calls them afterwards."""
+        if calls:
+            self._due.extend(calls)
+            _thread.due.append(self)
+
+    def call(self) -> None:
+        """Call all that are due, unless another thread does."""
+        with _changes:
+            if self._calling:
+                return
+            self._calling = True
+        _thread.calling += 1
+        try:
+            while self._due or not self._rest():
+                call_safely(self._due.popleft())
+        except BaseException:
+            self._calling = False
+            raise
+        finally:
+            _thread.calling -= 1
+
+    def _rest(self) -> bool:
+        """Stop calling, unless something came due since."""
+        with _changes:
+            if self._due:
+                return False
+            self._calling = False
+            self._called.notify_all()
+            return True
+
+    def wait(self) -> None:
+        """Return when all that were due have been called; in a callback, at once."""
+        self.call()
+        with _changes:
+            while self._calling and not _thread.calling:
+                self._called.wait()
 
 
 def call_safely(call: Callable[[], object]) -> None:

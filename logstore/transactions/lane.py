@@ -24,7 +24,7 @@ from logstore.errors import (
     InterruptedAppendError,
 )
 from logstore.partition import Partition
-from logstore.transactions.delivery import Pack
+from logstore.transactions.delivery import Callbacks, Pack, holding
 from logstore.writer import WRITE_BYTES, builder_settings, codec_number
 
 __all__ = ["Lane", "LaneOwner"]
@@ -77,6 +77,7 @@ class Lane(_native.Builder):
         self.end_offset = 0  # of what is written
         self._order = threading.RLock()  # one hand-over at a time, in order
         self._settling = threading.RLock()  # one thread answers, in order
+        self.callbacks = Callbacks()
         self._unwritten: list[_native.Builder] = []
         self._unsettled: collections.deque[Pack] = collections.deque()  # written, not answered
         self._pack = Pack(self)
@@ -116,7 +117,7 @@ class Lane(_native.Builder):
 
     def write_out(self) -> None:
         """Write all that is held.  DiskFullError: nothing is lost, try again."""
-        with self._order:
+        with holding(self._order):
             self.set_aside()
             while self._unwritten:
                 taken = self._unwritten[0]
@@ -174,29 +175,29 @@ class Lane(_native.Builder):
         """The oldest pack is not in the log, or nobody can tell, and will not be tried again."""
         taken = self._unwritten.pop(0)
         self.owner.note_failure(error)
-        with self._settling:
-            taken._pack.finish(error)
+        with holding(self._settling):
+            self.callbacks.add(taken._pack.finish(error))
 
     def fail_unwritten(self, error: BaseException) -> None:
         """Give up what is not in the log yet."""
-        with self._order:
+        with holding(self._order):
             self.set_aside()
             while self._unwritten:
                 taken = self._unwritten.pop(0)
-                with self._settling:
-                    taken._pack.finish(error)
+                with holding(self._settling):
+                    self.callbacks.add(taken._pack.finish(error))
 
     # ---- answering ----
 
     def settle(self, end_offset: int | None = None) -> None:
         """Answer the packs below an offset; by default all that are written."""
-        with self._settling:
+        with holding(self._settling):
             while self._unsettled:
                 pack = self._unsettled[0]
                 if end_offset is not None and pack.end_offset > end_offset:
                     return
                 self._unsettled.popleft()
-                pack.finish()
+                self.callbacks.add(pack.finish())
 
     def sync(self) -> None:
         """Make durable what is written, and answer it."""
@@ -210,9 +211,9 @@ class Lane(_native.Builder):
             raise
         except (IndeterminateAppendError, ClosedError) as error:
             self.owner.note_failure(error)
-            with self._settling:
+            with holding(self._settling):
                 while self._unsettled and self._unsettled[0].end_offset <= end:
-                    self._unsettled.popleft().finish(error)
+                    self.callbacks.add(self._unsettled.popleft().finish(error))
         else:
             self.settle(end)
 

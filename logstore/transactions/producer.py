@@ -53,7 +53,7 @@ from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store import Store
 from logstore.topic import Position, Topic, partition_number
 from logstore.transactions.dedupe import HEADER, DedupeWindows
-from logstore.transactions.delivery import Delivery
+from logstore.transactions.delivery import Delivery, holding
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
 from logstore.transactions.transaction import Transaction
@@ -307,7 +307,7 @@ class Producer(_native.Sender, Closeable):
             raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
         windows = DedupeWindows.of(self._store)
         window = windows.window(route.topic, *self._dedupe)
-        with window.lock:
+        with holding(window.lock):
             now = windows.now_ms()
             known = window.find(name, now, self._transaction)
             if known is not None:

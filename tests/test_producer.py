@@ -19,6 +19,7 @@ import logstore
 from logstore import (
     ClosedError,
     ConfigError,
+    DiskFullError,
     InvalidNameError,
     KeyPartitioner,
     Position,
@@ -30,6 +31,7 @@ from logstore import (
     Store,
     UnknownTopicError,
 )
+from logstore.appendable import AppendableLog
 from logstore.batch import BatchHeader, split
 from logstore.producer_ids import BLOCK, FIRST, ProducerIds
 from logstore.transactions.delivery import Delivery
@@ -216,6 +218,87 @@ def test_callbacks_of_many_threads_send_to_each_others_topics(store: Store) -> N
     for topic in topics:
         offsets = [each.offset for each in called if each.topic == topic]
         assert len(offsets) == 500
+
+
+class Chain:
+    """Every record that is delivered sends another, so many times."""
+
+    def __init__(self, producer: Producer, length: int) -> None:
+        self.producer = producer
+        self.left = length
+        self.accepted: list[Delivery] = []
+        self.refused: list[Exception] = []
+
+    def send(self, _: object = None) -> None:
+        if self.left > 0:
+            self.left -= 1
+            try:
+                sent = self.producer.send("orders", b"x", partition=0, callback=self.send)
+            except ClosedError as error:
+                self.refused.append(error)
+            else:
+                self.accepted.append(sent)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("end", [Producer.flush, Producer.close])
+def test_what_callbacks_send_is_written_before_the_end(
+    store: Store, durability: str, end: Any
+) -> None:
+    producer = Producer(store, linger=600.0, durability=durability)
+    chain = Chain(producer, 5)
+    chain.send()
+    end(producer)
+    assert producer.pending == 0
+    assert [each.result(0).offset for each in chain.accepted] == [0, 1, 2, 3, 4]
+    producer.close()
+    assert store["orders"][0].end_offset == 5
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_callbacks_that_never_stop_do_not_keep_a_producer_open(
+    store: Store, durability: str
+) -> None:
+    producer = Producer(store, linger=600.0, durability=durability, max_block=0.05)
+    chain = Chain(producer, 1 << 30)
+    chain.send()
+    producer.close()
+    assert len(chain.refused) == 1
+    assert all(each.exception(0) is None for each in chain.accepted)
+    assert store["orders"][0].end_offset == len(chain.accepted)
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_callbacks_of_a_store_that_closes_lose_nothing_silently(
+    tmp_path: Path, durability: str
+) -> None:
+    with logstore.open(tmp_path / "closing", durability=durability) as store:
+        store.create_topic("orders")
+        chain = Chain(Producer(store, linger=600.0), 5)
+        chain.send()
+    assert len(chain.accepted) + len(chain.refused) >= 2
+    assert all(each.exception(0) is None for each in chain.accepted)
+    with logstore.open(tmp_path / "closing") as store:
+        assert store["orders"][0].end_offset == len(chain.accepted)
+
+
+def test_what_close_cannot_write_it_raises(store: Store, monkeypatch: Any) -> None:
+    producer = Producer(store, linger=600.0, max_block=0.05)
+    real = Producer._close_now
+
+    def late(self: Producer) -> None:  # as another thread, after the flush
+        self._put(self._lane(self._routes["orders"], 0), b"2", None, (), None)
+        monkeypatch.setattr(AppendableLog, "write_produced", full)
+        real(self)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFullError(28, "ENOSPC")
+
+    monkeypatch.setattr(Producer, "_close_now", late)
+    producer.append("orders", b"1", partition=0)
+    with pytest.raises(DiskFullError):
+        producer.close()
+    assert producer.closed
 
 
 def test_a_time_out_leaves_the_record_on_its_way(store: Store) -> None:

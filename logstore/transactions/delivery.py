@@ -138,6 +138,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._due: collections.deque[Callable[[], object]] = collections.deque()
+        self.count = 0  # of those that were called so far
         self._calling = False  # a thread is at it, and takes along what comes meanwhile
         self._called = threading.Condition(_changes)
 
@@ -157,6 +158,7 @@ class Callbacks:
         try:
             while self._due or not self._rest():
                 call_safely(self._due.popleft())
+                self.count += 1
         except BaseException:
             self._calling = False
             raise

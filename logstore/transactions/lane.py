@@ -228,8 +228,13 @@ class Lane(_native.Builder):
     def close(self) -> None:
         """Write and answer all; for the partition, which is about to be closed."""
         with contextlib.suppress(ClosedError):
-            self.write_out()
-            if self.owner.fsync:
-                self.sync()
-            self.settle()
+            self._deliver()
+            self._close()
+            self._deliver()  # what came in since, perhaps from callbacks
         self._close()
+
+    def _deliver(self) -> None:
+        self.write_out()
+        if self.owner.fsync:
+            self.sync()
+        self.settle()

@@ -369,6 +369,7 @@ class Producer(_native.Sender, Closeable):
             with self._making:
                 lane = cast("Lane | None", route.lanes[number])
                 if lane is None or lane.partition.closed:
+                    self._check_usable()
                     partition = route.topic[number]
                     lane = Lane(self, partition, **self._lane_settings)
                     lane.sequence = self._first_sequence(lane)
@@ -681,22 +682,36 @@ class Producer(_native.Sender, Closeable):
     def flush(self) -> None:
         """Return when all that was sent is answered, as durable as asked for.
 
+        That includes what callbacks send meanwhile, unless it is a callback that flushes.
+
         Raises the first error of records that could not be delivered since the last flush, a
         BaseExceptionGroup when there were several: nothing is lost without an exception.
         """
         self._check_usable()
         self._flush()
 
-    def _flush(self) -> None:
-        for lane in self._lanes():
-            self._write_blocking(lane)
-        if self.fsync:
+    def _flush(self, deadline: float | None = None) -> None:
+        """Write and answer all.  What callbacks send counts if they were called by `deadline`."""
+        while True:
+            before = self._called()
             for lane in self._lanes():
-                lane.sync()
-        for lane in self._lanes():
-            if not self.fsync:
-                lane.settle()
+                self._write_blocking(lane)
+            for lane in self._lanes():
+                if self.fsync:
+                    lane.sync()
+                else:
+                    lane.settle()
+            for lane in self._lanes():
+                lane.callbacks.wait()
+            # Other threads may send without end, and are not waited for.
+            if self._called() == before or not any(lane.unsettled for lane in self._lanes()):
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                break
         self._raise_failures()
+
+    def _called(self) -> int:
+        return sum(lane.callbacks.count for lane in self._lanes())
 
     def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
@@ -708,6 +723,8 @@ class Producer(_native.Sender, Closeable):
     def close(self) -> None:
         """Flush, and take no more records.  Closing twice is harmless.
 
+        Callbacks may send for `max_block` seconds more; then they get ClosedError.
+
         When records cannot be written (a full disk) it raises, and can be tried again; what has
         failed for good is raised once, and the producer is closed.
         """
@@ -718,7 +735,7 @@ class Producer(_native.Sender, Closeable):
         try:
             if self._transaction is not None:
                 self.abort_transaction(self._transaction)
-            self._flush()
+            self._flush(time.monotonic() + self._max_block)
         except DiskFullError:
             if self.pending:
                 self._quick = self._is_plain()
@@ -728,14 +745,25 @@ class Producer(_native.Sender, Closeable):
         except BaseException as error:
             if not isinstance(error, KeyboardInterrupt):
                 self._close_now()
+                for failure in self._failures:
+                    error.add_note(f"and then: {failure}")
             raise
         self._close_now()
+        self._raise_failures()
 
     def _close_now(self) -> None:
-        self._closed = True
+        """Take no more, and write what came in since the flush; failures are noted."""
+        with self._making:
+            self._closed = True  # and no lane is made any more
         for lane in self._lanes():
-            lane._close()
-            lane.fail_unwritten(ClosedError("the producer is closed"))
+            lane._close()  # from here on nothing comes in: whoever is late gets ClosedError
+            try:
+                self._blocking(lane.close)
+            except Exception as error:  # noqa: BLE001  for who calls
+                self.note_failure(error)
+                lane.fail_unwritten(error)
+        for lane in self._lanes():
+            lane.callbacks.wait()
         _busy.discard(self)
         self._wake.set()
 
@@ -806,7 +834,7 @@ def _flush_at_exit() -> None:
     for producer in list(_busy):
         if producer._generation == _native.fork_generation() and not producer._closed:
             with contextlib.suppress(Exception):
-                producer._flush()
+                producer._flush(time.monotonic() + producer._max_block)
 
 
 atexit.register(_flush_at_exit)

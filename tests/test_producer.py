@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import subprocess
 import sys
@@ -299,6 +300,38 @@ def test_what_close_cannot_write_it_raises(store: Store, monkeypatch: Any) -> No
     with pytest.raises(DiskFullError):
         producer.close()
     assert producer.closed
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_no_callback_ends_the_thread(
+    store: Store, durability: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Delivery) -> None:
+        raise kind
+
+    with Producer(store, durability=durability) as producer:
+        called = threading.Event()
+        producer.send("orders", b"1", partition=0, callback=fail)
+        producer.send("orders", b"2", partition=0, callback=lambda _: called.set())
+        assert called.wait(60)
+        # By the thread, again.
+        assert producer.send("orders", b"3", partition=0).result(60).offset == 2
+    assert kind.__name__ in caplog.text
+
+
+def test_an_interrupt_in_a_callback_comes_out_and_the_others_are_called(store: Store) -> None:
+    def interrupt(_: Delivery) -> None:
+        raise KeyboardInterrupt
+
+    with Producer(store, linger=600.0) as producer:
+        called: list[Delivery] = []
+        producer.send("orders", b"1", partition=0, callback=interrupt)
+        producer.send("orders", b"2", partition=0, callback=called.append)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        assert len(called) == 1
+        producer.flush()
 
 
 def test_a_time_out_leaves_the_record_on_its_way(store: Store) -> None:

@@ -123,10 +123,8 @@ def holding(lock: contextlib.AbstractContextManager[object]) -> Iterator[None]:
             yield
     finally:
         _thread.locks -= 1
-        if not _thread.locks:
-            due, _thread.due = _thread.due, []
-            for callbacks in due:
-                callbacks.call()
+        while _thread.due and not _thread.locks:
+            _thread.due.pop(0).call()
 
 
 class Callbacks:
@@ -155,15 +153,23 @@ class Callbacks:
                 return
             self._calling = True
         _thread.calling += 1
+        interrupt = None
         try:
             while self._due or not self._rest():
-                call_safely(self._due.popleft())
+                try:
+                    call_safely(self._due.popleft())
+                except KeyboardInterrupt as error:
+                    interrupt = error  # the others are called all the same
                 self.count += 1
-        except BaseException:
-            self._calling = False
+        except BaseException:  # an interrupt between two calls: the next to come goes on
+            with _changes:
+                self._calling = False
+                self._called.notify_all()
             raise
         finally:
             _thread.calling -= 1
+        if interrupt is not None:
+            raise interrupt
 
     def _rest(self) -> bool:
         """Stop calling, unless something came due since."""
@@ -183,10 +189,12 @@ class Callbacks:
 
 
 def call_safely(call: Callable[[], object]) -> None:
-    """Call back; what it raises is its own, and logged."""
+    """Call back; what it raises is its own, and logged.  Only Ctrl-C is for who is here."""
     try:
         call()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         log.exception("a callback of a delivery failed")
 
 

@@ -507,7 +507,7 @@ class Producer(_native.Sender, Closeable):
         """The same, whatever happens: the thread goes on as long as the store is open."""
         try:
             return self._write_lingering()
-        except Exception:
+        except BaseException:
             if not self._store.closed:
                 log.exception("a producer's thread goes on after an error")
             return True

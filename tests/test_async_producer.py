@@ -16,7 +16,9 @@ from logstore import (
     ClosedError,
     FencedError,
     Position,
+    Producer,
     Store,
+    Transaction,
     TransactionAbortedError,
 )
 
@@ -120,6 +122,41 @@ def test_transactions_commit_abort_and_are_fenced(store: Store) -> None:
 
     asyncio.run(work())
     assert sorted(v for v in values(store, "read_committed") if v) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+def test_a_begin_that_is_cancelled_leaves_no_transaction_open(
+    store: Store, monkeypatch: pytest.MonkeyPatch, cancels: int
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = Producer.transaction
+
+    def slowly(self: Producer) -> Transaction:
+        transaction = real(self)
+        begun.set()
+        assert go_on.wait(60)
+        return transaction
+
+    async def work() -> None:
+        async with AsyncProducer(store, "x") as producer:
+            with monkeypatch.context() as patched:
+                patched.setattr(Producer, "transaction", slowly)
+                tx = producer.transaction()
+                task = asyncio.create_task(tx.__aenter__())
+                assert await asyncio.to_thread(begun.wait, 60)
+                for _ in range(cancels):
+                    task.cancel()
+                    await asyncio.sleep(0)
+                go_on.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                with pytest.raises(ClosedError, match="not begun"):
+                    await tx.send("t", b"0")
+            async with producer.transaction() as tx:
+                await tx.send("t", b"1")
+
+    asyncio.run(work())
+    assert values(store, "read_committed") == [b"1"]
 
 
 def test_errors_come_out_where_they_are_awaited(store: Store, monkeypatch: Any) -> None:

@@ -96,6 +96,11 @@ class AsyncProducer:
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "logstore async producer")
         return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
+    def _in_worker_later(self, act: Callable[[], object]) -> None:
+        """The same, waiting for nothing; not after `close`, which has ended everything."""
+        if self._worker is not None and not self._closed:
+            self._worker.submit(act)
+
     async def _ready(self) -> _Engine:
         if self._engine is None or self._closed:
             await self.start()
@@ -197,7 +202,19 @@ class AsyncTransaction:
     async def begin(self) -> None:
         """Begin it; ``async with`` does."""
         engine = await self._producer._ready()
-        self._begun = await self._producer._in_worker(engine.transaction)
+        begun: list[Transaction] = []
+
+        def undo() -> None:
+            for each in begun:
+                each.abort()
+
+        try:
+            await self._producer._in_worker(lambda: begun.append(engine.transaction()))
+        except asyncio.CancelledError:
+            # Nobody has it.  The worker keeps the order: whatever is asked for next finds it over.
+            self._producer._in_worker_later(undo)
+            raise
+        self._begun = begun[0]
 
     @property
     def _open(self) -> Transaction:

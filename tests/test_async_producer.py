@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import logstore
 from logstore import (
     AsyncProducer,
     ClosedError,
+    DiskFullError,
     FencedError,
     Position,
     Producer,
@@ -21,6 +23,7 @@ from logstore import (
     Transaction,
     TransactionAbortedError,
 )
+from logstore.testing import Fault, inject_io
 
 
 @pytest.fixture
@@ -97,6 +100,29 @@ def test_a_full_buffer_waits_and_lets_others_run(store: Store) -> None:
 
     assert asyncio.run(work()) < 400_000
     assert len(values(store)) == 3_000 and turns > 0
+
+
+def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store) -> None:
+    async def work() -> None:
+        producer = AsyncProducer(store, buffer_bytes=10_000, max_block=0.1)
+        taken = []
+        full = Fault.fail(errno.ENOSPC, "pwrite", "*t-?/*.log", call=1, forever=True)
+        with inject_io(full, root=store.path):
+            with pytest.raises(DiskFullError) as caught:
+                async with asyncio.timeout(30):
+                    for n in range(100):
+                        taken.append(await producer.send("t", b"%09d" % n * 100, partition=0))
+            assert any("not taken" in note for note in caught.value.__notes__)
+            again = [producer.send("t", b"x", partition=0) for _ in range(3)]
+            errors = await asyncio.gather(*again, return_exceptions=True)
+            assert [type(each) for each in errors] == [DiskFullError] * 3
+            assert len({*map(id, errors)}) == 3
+        taken.append(await producer.send("t", b"last", partition=0))
+        await producer.close()
+        assert [(await each).offset for each in taken] == list(range(len(taken)))
+
+    asyncio.run(work())
+    assert values(store)[-1] == b"last"
 
 
 def test_transactions_commit_abort_and_are_fenced(store: Store) -> None:

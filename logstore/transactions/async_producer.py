@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
+import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from logstore.errors import ClosedError
+from logstore.errors import ClosedError, DiskFullError
 from logstore.store import Store
 from logstore.topic import Position
 from logstore.transactions.delivery import Delivery
 from logstore.transactions.lane import Lane
-from logstore.transactions.producer import Producer
+from logstore.transactions.producer import RETRY, Producer
 from logstore.transactions.transaction import OffsetCommitter, Transaction
 
 __all__ = ["AsyncProducer", "AsyncTransaction"]
@@ -33,6 +35,8 @@ class _Engine(Producer):
     """A producer whose callers never write: its thread does."""
 
     crowded = False  # more is held than may be
+    full: DiskFullError | None = None  # why the last round wrote less than all
+    _refused: DiskFullError | None = None  # in this round
     tell: Callable[[], object] | None = None  # when that may have changed
 
     def make_room(self, lane: Lane) -> None:
@@ -48,7 +52,12 @@ class _Engine(Producer):
         self._held = 0
         self._held_max = max(1, min(self._buffer_bytes - held, 1 << 20))
 
+    def _stuck(self, lane: Lane, error: DiskFullError) -> None:
+        self._refused = error
+        super()._stuck(lane, error)
+
     def _went_round(self) -> None:
+        self.full, self._refused = self._refused, None
         if self.crowded and self.held_bytes < self._buffer_bytes:
             self.crowded = False
         if self.tell is not None:
@@ -122,16 +131,14 @@ class AsyncProducer:
     ) -> Delivery:
         """Send a record; awaiting what this returns tells where it is.
 
-        Waits only while more is held than `buffer_bytes`.
+        Waits only while more is held than `buffer_bytes`; on a full disk for `max_block` seconds,
+        then it raises DiskFullError, and the record was not taken.
         """
         engine = self._engine
         if engine is None or self._closed:
             engine = await self._ready()
-        while engine.crowded:
-            self._room.clear()
-            if engine.crowded:  # a round may have ended in between
-                engine.hurry()
-                await self._room.wait()
+        if engine.crowded:
+            await self._wait_for_room(engine)
         return cast(
             Delivery,
             engine.send(topic, value, key=key, headers=headers, timestamp=timestamp,
@@ -140,6 +147,25 @@ class AsyncProducer:
             else engine.send(topic, value, key=key, headers=headers, timestamp=timestamp,
                              partition=partition),
         )  # fmt: skip
+
+    async def _wait_for_room(self, engine: _Engine) -> None:
+        deadline = time.monotonic() + engine._max_block
+        while engine.crowded:
+            full = engine.full
+            if full is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    error = copy.copy(full)  # many tasks may wait, and each gets its own
+                    error.__notes__ = [
+                        f"waited {engine._max_block} s for room; {engine.pending} records are held "
+                        f"and will be tried again, that of this call was not taken"
+                    ]
+                    raise error
+                await asyncio.sleep(min(RETRY, left))
+            self._room.clear()
+            if engine.crowded:  # a round may have ended in between
+                engine.hurry()
+                await self._room.wait()
 
     async def append(
         self,

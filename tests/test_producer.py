@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import subprocess
 import sys
@@ -34,7 +35,9 @@ from logstore import (
 )
 from logstore.appendable import AppendableLog
 from logstore.batch import BatchHeader, split
+from logstore.internal_topics import CONSUMER_OFFSETS
 from logstore.producer_ids import BLOCK, FIRST, ProducerIds
+from logstore.testing.io import Fault, inject_io
 from logstore.transactions.delivery import Delivery
 
 
@@ -601,3 +604,31 @@ def test_a_lost_file_of_ids_brings_none_back(tmp_path: Path, damage: bytes) -> N
     with logstore.open(tmp_path, clock=clock) as store:
         assert store.take_producer_id() > before
         assert store.take_producer_id(above=before + 10**9) > before + 10**9
+
+
+def test_a_lane_that_is_stuck_gives_up_although_another_has_nothing_to_write(store: Store) -> None:
+    """An empty lane says nothing about the disk."""
+    for name in ("empty", "full"):
+        store.create_topic(name)
+    producer = Producer(store, linger=0.001, delivery_timeout=0.3)
+    producer.send("empty", b"x").result(30)
+    with inject_io(Fault.fail(errno.ENOSPC, "pwrite", "*/full-0/*.log", forever=True)):
+        delivery = producer.send("full", b"x")
+        with pytest.raises(DiskFullError):
+            delivery.result(30)
+    with pytest.raises(DiskFullError):
+        producer.close()
+
+
+@pytest.mark.parametrize("offsets", [None, 7, {("a", -1): 1}, {("a", 0): "x"}])
+def test_offsets_that_make_no_sense_leave_the_transaction_as_it_was(
+    store: Store, offsets: Any
+) -> None:
+    store.create_topic("a")
+    with Producer(store, "copier") as producer:
+        with producer.transaction() as tx:
+            tx.send("a", b"x")
+            with pytest.raises((TypeError, ValueError)):
+                tx.commit_offsets(offsets, group_id="workers")
+        assert [r.value for r in store["a"][0].scan(isolation="read_committed")] == [b"x"]
+    assert CONSUMER_OFFSETS not in store

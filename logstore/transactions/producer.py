@@ -42,6 +42,7 @@ from logstore.errors import (
 from logstore.interceptors import InterceptorChain, Outgoing
 from logstore.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
 from logstore.offsets import OffsetBook
+from logstore.offsets.book import as_committed
 from logstore.partitioner import (
     KeyPartitioner,
     Partitioner,
@@ -479,12 +480,15 @@ class Producer(_native.Sender, Closeable):
     def _write_lingering(self) -> bool:
         """One round of the thread; whether anything is left to look after."""
         self._hurried = False
+        full = False
         for lane in self._lanes():
             try:
                 lane.write_out()
-                self._stuck_since = None
             except DiskFullError as error:
+                full = True
                 self._stuck(lane, error)
+        if not full:  # a lane with nothing to write says nothing about the disk
+            self._stuck_since = None
         if self.fsync:
             for lane in self._lanes():
                 lane.sync()
@@ -646,6 +650,10 @@ class Producer(_native.Sender, Closeable):
         """For Transaction."""
         self._check_mine(transaction)
         given: Any = offsets
+        if isinstance(given, Mapping):
+            as_committed(given, 0)  # what cannot be committed is refused before anything is written
+        elif not hasattr(given, "commit_in_transaction"):
+            raise TypeError(f"offsets by partition, or a Consumer, not {type(given).__name__}")
         name = group_id if isinstance(given, Mapping) else given.group_id
         if not name:
             raise ConfigError("offsets are committed for a group: say which with group_id=")

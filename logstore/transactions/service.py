@@ -330,7 +330,7 @@ class Transactions(Closeable):
         identity: tuple[int, int],
         *,
         commit: bool,
-        decided: Callable[[], None] = lambda: None,
+        decided: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Commit or abort, everywhere; the producer's id and epoch for its next transaction.
 
@@ -340,7 +340,8 @@ class Transactions(Closeable):
 
         def look() -> None:
             known = self._machine.get(transactional_id)
-            if known is not None and known.state is TransactionState.PREPARE_COMMIT:
+            done = known is not None and known.state is TransactionState.PREPARE_COMMIT
+            if done and decided is not None:
                 decided()
 
         self._ask(

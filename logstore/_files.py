@@ -356,6 +356,14 @@ def _set_lock(fd: int, kind: int) -> bool:
     return True
 
 
+def _give_lock_back(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        if _OFD_SETLK is not None:
+            fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        else:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 class DirectoryLock:
     """The right to write in a directory, held on its ``.lock`` file until released.
 
@@ -369,6 +377,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Directory, *, root: bool = False) -> None:
         self._files: list[_native.File] = []
+        self._pid = os.getpid()
         self._root: DirectoryLock | None = None  # kept alive by those who share it
         self.created = root and not directory.exists(self.NAME)
         try:
@@ -407,6 +416,7 @@ class DirectoryLock:
         """For a partition below the root that this lock is for: the root's lock serves it, too."""
         shared = DirectoryLock.__new__(DirectoryLock)
         shared._files, shared._root, shared.created = [], self, False
+        shared._pid = self._pid
         return shared
 
     def check_free(self, directory: Directory) -> None:
@@ -427,10 +437,15 @@ class DirectoryLock:
         return file
 
     def release(self) -> None:
-        """Give the lock back; closing the file is what does it."""
+        """Give the lock back: a child that was forked and did not run yet has the file open, too.
+
+        The child itself only closes: the lock is its parent's.
+        """
         self._root = None
         files, self._files = self._files, []
         for file in files:
+            if self._pid == os.getpid():
+                _give_lock_back(file.fileno())
             file.close()
 
     def __del__(self) -> None:

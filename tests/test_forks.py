@@ -166,6 +166,19 @@ def test_a_thousand_forks_harm_nothing(tmp_path: Path) -> None:
             assert {r.offset: r.value for r in again["orders"][0]} == stored
 
 
+def test_a_lock_is_given_back_although_a_child_has_not_run_yet(tmp_path: Path) -> None:
+    """It shares the open file, and lets go of it only when it runs."""
+    log = Partition.open(tmp_path / "orders-0", durability="os")
+    assert log._owner is not None
+    held = [os.dup(file.fileno()) for file in log._owner._files]  # as a child has it
+    try:
+        log.close()
+        Partition.open(tmp_path / "orders-0").close()
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 def test_a_child_lets_go_of_the_lock_of_its_parent(tmp_path: Path) -> None:
     log = Partition.open(tmp_path / "orders-0", durability="os")
     receive, send = os.pipe()

@@ -891,19 +891,10 @@ class Consumer(Closeable):
                     instance_id=self._settings.instance_id if member_id else None,
                 )  # fmt: skip
             except RebalanceError as error:
-                # Whoever comes or goes takes a cooperative member into the next generation, from
-                # its own thread; what it holds it has said to own there, so nobody else has it.
-                late = error.code == ILLEGAL_GENERATION and self._settings.cooperative
-                ahead = (
-                    late
-                    and member is None
-                    and self._member() != (member_id, generation)
-                    and self._membership is not None
-                    and self._membership.holds(offsets)
-                )
-                if not (ahead or error.code == REBALANCE_IN_PROGRESS):
-                    raise
-                if time.monotonic() > deadline:
+                late = error.code == ILLEGAL_GENERATION and member is None
+                ahead = late and self._is_ahead_of((member_id, generation), offsets)
+                again = ahead or error.code == REBALANCE_IN_PROGRESS
+                if not again or time.monotonic() > deadline:
                     raise
                 if not ahead:
                     self._bell.wait(0.01)  # the leader is about to assign
@@ -917,6 +908,20 @@ class Consumer(Closeable):
             if source is not None:
                 source.committed_offset = number
         self._interceptors.on_commit(plain)
+
+    def _is_ahead_of(self, member: tuple[str, int], offsets: Offsets) -> bool:
+        """Whether it is in a later generation by now, and holds all of these there.
+
+        Whoever comes or goes takes a cooperative member along, from its own thread; what it holds
+        it has said to own there, so nobody else has it.
+        """
+        membership = self._membership
+        return (
+            self._settings.cooperative
+            and membership is not None
+            and self._member() != member
+            and membership.holds(offsets)
+        )
 
     def _commit_positions(
         self, partitions: Iterable[TopicPartition] | None, *, everything: bool = True

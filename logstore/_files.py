@@ -30,6 +30,8 @@ __all__ = [
     "remove_clean_marker",
     "segment_name",
     "twice",
+    "with_checksum",
+    "without_checksum",
 ]
 
 T = TypeVar("T")
@@ -82,6 +84,19 @@ def base_offset_of(name: str) -> int:
             f"{name!r} has the suffix of a segment file but no offset in front of it"
         )
     return int(digits)
+
+
+def with_checksum(body: bytes) -> bytes:
+    """The contents of a small file that tells when it is not what was written."""
+    return b"%08x %b\n" % (_native.crc32c(body), body)
+
+
+def without_checksum(content: bytes) -> bytes:
+    """What `with_checksum` was given; ValueError when it is that no more."""
+    checksum, _, body = content.rstrip(b"\n").partition(b" ")
+    if int(checksum, 16) != _native.crc32c(body):
+        raise ValueError("the checksum is wrong")
+    return body
 
 
 def twice(body: bytes) -> bytes:

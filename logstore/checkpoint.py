@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from logstore import _native
-from logstore._files import Directory
+from logstore._files import Directory, with_checksum, without_checksum
 from logstore.errors import NotALogError
 
 __all__ = [
@@ -87,7 +87,7 @@ class PartitionState:
 
     def encode(self) -> bytes:
         body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
-        return b"%08x %b\n" % (_native.crc32c(body), body)
+        return with_checksum(body)
 
     def write(self, directory: Directory, *, sync: bool = True) -> None:
         directory.replace(self.NAME, self.encode(), sync=sync)
@@ -99,11 +99,8 @@ class PartitionState:
             content = directory.read(cls.NAME, 65536)
         except FileNotFoundError:
             return None
-        checksum, space, body = content.rstrip(b"\n").partition(b" ")
         try:
-            if not space or int(checksum, 16) != _native.crc32c(body):
-                return None
-            state = cls(**json.loads(body))
+            state = cls(**json.loads(without_checksum(content)))
         except (TypeError, ValueError, RecursionError):
             return None
         return state if state._is_plausible() else None
@@ -179,15 +176,13 @@ class _OffsetFile:
     @classmethod
     def write(cls, directory: Directory, offset: int) -> None:
         body = b"%d" % offset
-        directory.replace(cls.NAME, b"%08x %b\n" % (_native.crc32c(body), body))
+        directory.replace(cls.NAME, with_checksum(body))
 
     @classmethod
     def read(cls, directory: Directory) -> int:
         """The recorded offset, or -1 when there is none that can be trusted."""
         with contextlib.suppress(FileNotFoundError, ValueError):
-            checksum, _, body = directory.read(cls.NAME, 64).rstrip(b"\n").partition(b" ")
-            if int(checksum, 16) == _native.crc32c(body):
-                return int(body)
+            return int(without_checksum(directory.read(cls.NAME, 64)))
         return -1
 
 

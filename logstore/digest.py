@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable
 
 from logstore import _native
-from logstore._files import Directory, segment_name
+from logstore._files import Directory, segment_name, with_checksum, without_checksum
 
 __all__ = ["DIGEST_SUFFIX", "DamagedDigestError", "SegmentDigest"]
 
@@ -88,7 +88,7 @@ class SegmentDigest:
 
     def encode(self) -> bytes:
         body = json.dumps({"log": self.log, **self.indexes}, separators=(",", ":")).encode()
-        return b"%08x %b\n" % (_native.crc32c(body), body)
+        return with_checksum(body)
 
     def write(self, directory: Directory, base_offset: int) -> None:
         """Leave it beside the segment.  Not synced: one that a power cut tears says nothing."""
@@ -102,10 +102,11 @@ class SegmentDigest:
             content = directory.read(segment_name(base_offset, DIGEST_SUFFIX), 4096)
         except FileNotFoundError:
             return None
-        checksum, _, body = content.rstrip(b"\n").partition(b" ")
         try:
-            if int(checksum, 16) != _native.crc32c(body):
-                raise DamagedDigestError("the checksum is wrong")
+            body = without_checksum(content)
+        except ValueError as error:
+            raise DamagedDigestError(str(error)) from None
+        try:
             files = {suffix: _file_digest(entry) for suffix, entry in json.loads(body).items()}
             log = files.pop("log")
         except DamagedDigestError:

@@ -17,8 +17,7 @@ import json
 import logging
 import threading
 
-from logstore import _native
-from logstore._files import Directory
+from logstore._files import Directory, with_checksum, without_checksum
 
 __all__ = ["FailedSync"]
 
@@ -40,7 +39,7 @@ class FailedSync:
     def leave(self, directory: Directory) -> None:
         """Write it down, as safely as a disk that fails allows."""
         body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
-        content = b"%08x %b\n" % (_native.crc32c(body), body)
+        content = with_checksum(body)
         with _lock:
             _unwritten[_identity(directory)] = self
         for sync in (True, False):
@@ -61,12 +60,10 @@ class FailedSync:
             content = directory.read(cls.NAME, 65536)
         except FileNotFoundError:
             return kept
-        checksum, _, body = content.rstrip(b"\n").partition(b" ")
         try:
-            if int(checksum, 16) == _native.crc32c(body):
-                found = cls(**json.loads(body))
-                if type(found.durable_offset) is int and found.durable_offset >= 0:
-                    return found
+            found = cls(**json.loads(without_checksum(content)))
+            if type(found.durable_offset) is int and found.durable_offset >= 0:
+                return found
         except (TypeError, ValueError, RecursionError):
             pass
         return cls(0, "its mark cannot be read")

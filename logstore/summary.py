@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from logstore import _native
-from logstore._files import Directory, segment_name
+from logstore._files import Directory, segment_name, with_checksum, without_checksum
 from logstore.config import INT64_MAX
 
 __all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary"]
@@ -32,7 +31,7 @@ class SegmentSummary:
         """Leave it beside the segment, unless there is nothing to tell."""
         if UNKNOWN_TIME < self.min_timestamp < NO_TIME or self.aborted not in (None, (0, 0)):
             body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
-            content = b"%08x %b\n" % (_native.crc32c(body), body)
+            content = with_checksum(body)
             directory.write(segment_name(base_offset, _SUFFIX), content, sync=False)
 
     @classmethod
@@ -40,10 +39,7 @@ class SegmentSummary:
         """What is known of a segment of so many bytes; None when that is nothing."""
         try:
             content = directory.read(segment_name(base_offset, _SUFFIX), 4096)
-            checksum, _, body = content.rstrip(b"\n").partition(b" ")
-            if int(checksum, 16) != _native.crc32c(body):
-                return None
-            fields = json.loads(body)
+            fields = json.loads(without_checksum(content))
             aborted = fields.pop("aborted", None)
             if aborted is not None:
                 size, crc = map(int, aborted)

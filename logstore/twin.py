@@ -19,7 +19,7 @@ import logging
 from collections.abc import Mapping
 
 from logstore import _native
-from logstore._files import Directory
+from logstore._files import Directory, with_checksum, without_checksum
 from logstore.checkpoint import TopicPartition, parse_offsets
 
 __all__ = ["CheckpointTwin", "Reconciled"]
@@ -56,7 +56,7 @@ class CheckpointTwin:
             for name in self.checksums
         }
         body = json.dumps(files, separators=(",", ":")).encode()
-        directory.replace(self.NAME, b"%08x %b\n" % (_native.crc32c(body), body))
+        directory.replace(self.NAME, with_checksum(body))
 
     @classmethod
     def read(cls, directory: Directory) -> CheckpointTwin | None:
@@ -65,11 +65,8 @@ class CheckpointTwin:
             content = directory.read(cls.NAME, 1 << 27)
         except FileNotFoundError:
             return None
-        checksum, _, body = content.rstrip(b"\n").partition(b" ")
         try:
-            if int(checksum, 16) != _native.crc32c(body):
-                raise ValueError("the checksum is wrong")
-            files = json.loads(body)
+            files = json.loads(without_checksum(content))
             return cls(
                 {name: tuple(map(int, file["checksums"])) for name, file in files.items()},
                 {

@@ -10,9 +10,20 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import Partition, ProblemKind, Store, UnsafeFileSystemError, with_producer
-from logstore.checkpoint import PartitionState
+from logstore import (
+    Partition,
+    ProblemKind,
+    Store,
+    UnsafeFileSystemError,
+    failed_sync,
+    with_producer,
+)
+from logstore._files import Directory
+from logstore.checkpoint import CleanerCheckpoint, PartitionState, StartMark
+from logstore.digest import SegmentDigest
+from logstore.failed_sync import FailedSync
 from logstore.filesystem import UNSAFE
+from logstore.summary import SegmentSummary
 from logstore.twin import CheckpointTwin
 from tests.conftest import MakeLog
 
@@ -129,6 +140,69 @@ def test_compaction_by_a_broker_is_no_damage_to_a_partition_opened_alone(
 
 
 # ---- claims that make no sense ----
+
+
+UNREADABLE_MARK = FailedSync(0, "its mark cannot be read")
+Access = Callable[[Directory], object]
+# By name: what writes it, what reads it, and what is read when it is not believed.
+BEHIND_A_CHECKSUM: dict[str, tuple[Access, Access, object]] = {
+    "logstore.state": (
+        lambda directory: PartitionState.of_new().write(directory),
+        PartitionState.read,
+        None,
+    ),
+    "logstore.start": (
+        lambda directory: StartMark.write(directory, 1234),
+        StartMark.read,
+        -1,
+    ),
+    "logstore.cleaner": (
+        lambda directory: CleanerCheckpoint.write(directory, 1234),
+        CleanerCheckpoint.read,
+        -1,
+    ),
+    "logstore.failed": (
+        lambda directory: FailedSync(1234, "EIO 5").leave(directory),
+        FailedSync.read,
+        UNREADABLE_MARK,
+    ),
+    "00000000000000000000.sum": (
+        lambda directory: SegmentDigest((100, 7), {".index": (16, 8)}).write(directory, 0),
+        lambda directory: SegmentDigest.known(directory, 0),
+        None,
+    ),
+    "00000000000000000000.summary": (
+        lambda directory: SegmentSummary(100, 1_700_000_000_000, (34, 9)).write(directory, 0),
+        lambda directory: SegmentSummary.read(directory, 0, 100),
+        None,
+    ),
+    "checkpoints.ls": (
+        lambda directory: CheckpointTwin({POINTS: (7,)}, {POINTS: {("a", 0): 12}}).write(directory),
+        CheckpointTwin.read,
+        CheckpointTwin({}, {}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEHIND_A_CHECKSUM)
+def test_no_other_digit_in_a_side_file_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What was changed reads as well as before: only the checksum tells."""
+    monkeypatch.setattr(failed_sync, "_unwritten", {})
+    write, read, disbelieved = BEHIND_A_CHECKSUM[name]
+    directory = Directory(tmp_path / "orders-0", create=True)
+    write(directory)
+    (path,) = directory.path.iterdir()
+    content = path.read_bytes()
+    assert read(directory) != disbelieved
+    digits = [at for at in range(9, len(content)) if content[at : at + 1].isdigit()]
+    assert digits
+    for at in digits:
+        other = b"%d" % ((content[at] - ord("0") + 1) % 10)
+        path.write_bytes(content[:at] + other + content[at + 1 :])
+        assert read(directory) == disbelieved, f"{at}: {path.read_bytes()!r}"
+    directory.close()
 
 
 def test_a_start_beyond_the_end_does_not_cost_the_log(make_log: MakeLog) -> None:

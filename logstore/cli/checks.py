@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from logstore.cli import exits
+from logstore.cli.completion import topic_names
 from logstore.cli.output import plain
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, pass_session, topic_names, verb
+from logstore.cli.session import Session, pass_session, verb
 from logstore.cli.upkeep import UNCHANGED
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from logstore.cli.output import Column, number, plain, size
+from logstore.cli.completion import topic_names
+from logstore.cli.output import Column, known_time, number, plain, size
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
+from logstore.cli.session import Session, partitions_of, pass_session, verb
 
 if TYPE_CHECKING:
     from logstore import Partition, Segment
@@ -139,7 +140,7 @@ def _partition(log: Partition, *, ratio: bool) -> dict[str, Any]:
             "other_bytes": 0,
             "total_bytes": log_bytes + index_bytes,
             "reclaimable_bytes": log_bytes + index_bytes if going else 0,
-            "max_timestamp": segment.max_timestamp,
+            "max_timestamp": known_time(segment.max_timestamp),
         }
         if ratio:
             row["uncompressed_bytes"] = _uncompressed(segment)

@@ -11,6 +11,7 @@ import click
 from logstore.cli import exits
 from logstore.cli.bounds import DURATION, TIME
 from logstore.cli.command import Verbs
+from logstore.cli.completion import group_names, topic_names
 from logstore.cli.output import Column, number, plain, size
 from logstore.cli.session import Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import span_text
@@ -123,7 +124,7 @@ def ls_verb(session: Session) -> None:
 
 
 @verb("show")
-@click.argument("group")
+@click.argument("group", shell_complete=group_names)
 @click.option("--members", is_flag=True, help="Its members instead.")
 @click.option("--history", is_flag=True, help="How its state changed, and why, instead.")
 @pass_session
@@ -186,8 +187,8 @@ def scope_of(words: Iterable[str]) -> list[str | tuple[str, int]]:
 
 
 @verb("reset")
-@click.argument("group")
-@click.argument("scope", nargs=-1, metavar="[TOPIC[:0,1]]...")
+@click.argument("group", shell_complete=group_names)
+@click.argument("scope", shell_complete=topic_names, nargs=-1, metavar="[TOPIC[:0,1]]...")
 @click.option("--to-earliest", is_flag=True, help="The first record that is there.")
 @click.option("--to-latest", is_flag=True, help="The end.")
 @click.option("--to-current", is_flag=True, help="What is committed, moved into the log.")
@@ -289,7 +290,7 @@ def _print_resets(
 
 
 @verb("rm")
-@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.argument("names", shell_complete=group_names, nargs=-1, required=True, metavar="GROUP...")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
 @pass_session
 def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> None:
@@ -311,8 +312,10 @@ def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> None:
 
 
 @verb("rm-offsets")
-@click.argument("group")
-@click.argument("scope", nargs=-1, required=True, metavar="TOPIC[:0,1]...")
+@click.argument("group", shell_complete=group_names)
+@click.argument(
+    "scope", shell_complete=topic_names, nargs=-1, required=True, metavar="TOPIC[:0,1]..."
+)
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
 @pass_session
 def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: bool) -> None:
@@ -352,7 +355,7 @@ def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: b
 
 
 @verb("copy")
-@click.argument("source")
+@click.argument("source", shell_complete=group_names)
 @click.argument("target")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would change.")
 @pass_session

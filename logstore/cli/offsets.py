@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from logstore.cli.bounds import TIME
-from logstore.cli.output import number, plain
-from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
+from logstore.cli.completion import topic_names
+from logstore.cli.output import known_time, number, plain
+from logstore.cli.session import Session, partitions_of, pass_session, verb
 
 __all__ = ["offsets_verb"]
 
@@ -40,7 +41,7 @@ def offsets_verb(
                     "end_offset": log.end_offset,
                     "durable_offset": log.durable_offset,
                     "last_stable_offset": log.last_stable_offset,
-                    "max_timestamp": newest,
+                    "max_timestamp": known_time(newest),
                     "max_timestamp_offset": None if newest < 0 else log.offset_for_time(newest),
                 }
                 if at is not None:

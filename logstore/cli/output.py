@@ -58,9 +58,14 @@ def size(name: str, heading: str | None = None) -> Column:
 
 
 def moment(name: str, heading: str | None = None) -> Column:
-    """A column of times in milliseconds; negative is none."""
-    show = lambda value: "-" if value is None or value < 0 else time_text(value)  # noqa: E731
+    """A column of times in milliseconds."""
+    show = lambda value: "-" if value is None else time_text(value)  # noqa: E731
     return Column(name, heading or name.replace("_", " "), show)
+
+
+def known_time(time_ms: int) -> int | None:
+    """A time for scripts: null where the log says -1, for none."""
+    return time_ms if time_ms >= 0 else None
 
 
 class Output:

@@ -16,10 +16,11 @@ import click
 
 from logstore.cli import exits
 from logstore.cli.bounds import BOUND, Bound
+from logstore.cli.completion import topic_names
 from logstore.cli.messages import DECODERS, formatter, line_of, record_to_json
 from logstore.cli.output import Output
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
+from logstore.cli.session import Session, partitions_of, pass_session, verb
 from logstore.cli.text import json_text
 from logstore.record import Record
 

@@ -5,7 +5,6 @@ The options that every verb takes end up here, wherever on the line they stand.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
@@ -25,7 +24,6 @@ __all__ = [
     "Verb",
     "partitions_of",
     "pass_session",
-    "topic_names",
     "verb",
 ]
 
@@ -145,18 +143,6 @@ class InputFile(click.Path):
         if value != "-" and not os.path.lexists(value):
             raise FileNotFoundError(errno.ENOENT, "no such file", str(value))
         return super().convert(value, param, ctx)
-
-
-def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """For the shell: the topics of $LOGSTORE that begin so."""
-    path = os.environ.get("LOGSTORE")
-    found = set()
-    with contextlib.suppress(OSError), os.scandir(path or ".") as entries:
-        for entry in entries:
-            topic, dash, number = entry.name.rpartition("-")
-            if dash and number.isdigit() and topic.startswith(begun):
-                found.add(topic)
-    return sorted(found)
 
 
 def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:

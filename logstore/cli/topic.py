@@ -10,14 +10,14 @@ import click
 
 from logstore.cli import exits
 from logstore.cli.command import Verbs
-from logstore.cli.output import moment, number, plain, size
+from logstore.cli.completion import setting_names, topic_names
+from logstore.cli.output import known_time, moment, number, plain, size
 from logstore.cli.progress import Progress
 from logstore.cli.session import (
     Session,
     output_option,
     pass_session,
     store_option,
-    topic_names,
     verb,
 )
 from logstore.cli.text import size_text, span_text
@@ -67,14 +67,15 @@ def totals(topic: Topic) -> dict[str, Any]:
     """A topic in one row."""
     partitions = topic.describe().partitions
     firsts = [p.first_timestamp for p in partitions if p.first_timestamp >= 0]
+    lasts = [p.last_timestamp for p in partitions if p.last_timestamp >= 0]
     return {
         "topic": topic.name,
         "partitions": len(partitions),
         "records": sum(p.end_offset - p.start_offset for p in partitions),
         "size_bytes": sum(p.size_bytes for p in partitions),
         "segments": sum(p.segments for p in partitions),
-        "oldest": min(firsts, default=-1),
-        "newest": max((p.last_timestamp for p in partitions), default=-1),
+        "oldest": min(firsts, default=None),
+        "newest": max(lasts, default=None),
         "cleanup_policy": topic.config.cleanup_policy,
     }
 
@@ -168,15 +169,16 @@ def show_verb(session: Session, topic: str) -> None:
         output.rows(partitions, columns)
 
 
-def _when(time_ms: int) -> str:
-    return time_text(time_ms) if time_ms >= 0 else "-"
+def _when(time_ms: int | None) -> str:
+    return "-" if time_ms is None else time_text(time_ms)
 
 
 def _rate(row: dict[str, Any]) -> str:
-    span = row["newest"] - row["oldest"]
-    if row["oldest"] < 0 or span <= 0:
+    span = (row["newest"] or 0) - (row["oldest"] or 0)
+    if span <= 0:
         return "-"
-    return f"{row['records'] * 1000 / span:,.1f} records/s over {span_text(span)}"
+    rate = row["records"] * 1000 / span
+    return f"{rate:,.1f} records/s between oldest and newest, {span_text(span)}"
 
 
 def _deletion(when: int | None, now: int) -> str:
@@ -197,8 +199,8 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
         "last_stable_offset": log.last_stable_offset,
         "segments": description.segments,
         "size_bytes": description.size_bytes,
-        "oldest": description.first_timestamp,
-        "newest": description.last_timestamp,
+        "oldest": known_time(description.first_timestamp),
+        "newest": known_time(description.last_timestamp),
         "next_deletion": min(times, default=None),
     }
 
@@ -207,7 +209,12 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
 @click.argument("topic", shell_complete=topic_names)
 @click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
-    "-c", "--config", multiple=True, metavar="NAME=VALUE", help="A setting, by Kafka's name."
+    "-c",
+    "--config",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=setting_names,
+    help="A setting, by Kafka's name.",
 )
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there stays as it is.")
 @pass_session
@@ -232,7 +239,12 @@ def create_verb(
 @verb("alter")
 @click.argument("topic", shell_complete=topic_names)
 @click.option(
-    "-c", "--config", multiple=True, metavar="NAME=VALUE", help="A setting; NAME= is its default."
+    "-c",
+    "--config",
+    multiple=True,
+    metavar="NAME=VALUE",
+    shell_complete=setting_names,
+    help="A setting; NAME= is its default.",
 )
 @click.option("--add-partitions", type=click.IntRange(1), metavar="N", help="So many more.")
 @pass_session

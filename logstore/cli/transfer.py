@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from logstore.cli.bounds import BOUND, Bound
+from logstore.cli.completion import topic_names
 from logstore.cli.messages import Message, bytes_of, field_of, message_of, record_to_json
 from logstore.cli.progress import Progress
 from logstore.cli.read import Selection
-from logstore.cli.session import InputFile, Session, pass_session, topic_names, verb
+from logstore.cli.session import InputFile, Session, pass_session, verb
 from logstore.cli.text import json_text
 from logstore.cli.write import Appender, lines_of
 from logstore.errors import InvalidRecordError

@@ -9,7 +9,7 @@ import click
 
 from logstore.cli import exits
 from logstore.cli.command import Verbs
-from logstore.cli.output import Column, moment, number, plain
+from logstore.cli.output import Column, known_time, moment, number, plain
 from logstore.cli.session import Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import span_text
 from logstore.cli.upkeep import UNCHANGED
@@ -46,8 +46,8 @@ def _row(found: TransactionDescription) -> dict[str, Any]:
         "producer_id": found.producer_id,
         "producer_epoch": found.producer_epoch,
         "timeout_ms": found.timeout_ms,
-        "started": found.start_ms,
-        "updated": found.last_update_ms,
+        "started": known_time(found.start_ms),
+        "updated": known_time(found.last_update_ms),
         "open_ms": max(0, now - found.start_ms) if found.is_open and found.start_ms >= 0 else None,
         "partitions": [f"{topic}-{partition}" for topic, partition in found.partitions],
         "coordinator_partition": found.coordinator_partition,
@@ -97,7 +97,9 @@ def ls_verb(session: Session, open_only: bool, hanging: bool) -> None:
             for log in store[name]:
                 for each in log.ongoing_transactions:
                     if (each.producer_id, (name, log.number)) not in accounted:
-                        rows.append({"topic": name, "partition": log.number, **each._asdict()})
+                        last = known_time(each.last_timestamp)
+                        rows.append({"topic": name, "partition": log.number, **each._asdict(),
+                                     "last_timestamp": last})  # fmt: skip
         columns = (plain("topic"), number("partition"), number("producer_id", "producer"),
                    number("producer_epoch", "epoch"), number("first_offset", "since offset"),
                    moment("last_timestamp", "last record"))  # fmt: skip

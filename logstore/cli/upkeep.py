@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from logstore.cli.bounds import BOUND, DURATION, TIME, Bound
+from logstore.cli.completion import topic_names
 from logstore.cli.output import moment, number, plain, size
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, topic_names, verb
+from logstore.cli.session import Session, partitions_of, pass_session, verb
 
 if TYPE_CHECKING:
     from logstore import CompactionReport, Partition, RetentionPolicy, Store

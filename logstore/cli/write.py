@@ -18,9 +18,10 @@ import click
 
 from logstore.cli import exits
 from logstore.cli.bounds import TIME
+from logstore.cli.completion import topic_names
 from logstore.cli.messages import Message, message_of
 from logstore.cli.progress import Progress
-from logstore.cli.session import InputFile, Session, pass_session, topic_names, verb
+from logstore.cli.session import InputFile, Session, pass_session, verb
 from logstore.cli.text import bytes_text
 from logstore.errors import UnknownTopicError
 

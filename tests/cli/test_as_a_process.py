@@ -169,36 +169,55 @@ def test_without_click_there_is_a_remedy() -> None:
     )
 
 
-def test_completion_of_commands() -> None:
+def completed(line: str, store: Path | None = None) -> list[str]:
+    """What bash is offered for the last word of a line."""
     script = "import sys; sys.argv = ['logstore']; from logstore.cli import main; sys.exit(main())"
     environment = {
         **os.environ,
         "_LOGSTORE_COMPLETE": "bash_complete",
-        "COMP_WORDS": "logstore topic s",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
     }
+    environment.pop("LOGSTORE", None)
+    if store is not None:
+        environment["LOGSTORE"] = str(store)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, timeout=LONG
     )
-    assert done.stdout.decode().split() == ["plain,show"]
+    assert done.returncode == 0
+    assert done.stderr == b""
+    return [offer.removeprefix("plain,") for offer in done.stdout.decode().split()]
+
+
+def test_completion_of_commands() -> None:
+    assert completed("logstore topic s") == ["show"]
 
 
 def test_completion_of_topics(command: Command) -> None:
     command.fill("orders", partitions=2)
     command.fill("odd-ones")
     command.fill("clicks")
-    script = "import sys; sys.argv = ['logstore']; from logstore.cli import main; sys.exit(main())"
-    environment = {
-        **os.environ,
-        "LOGSTORE": str(command.store),
-        "_LOGSTORE_COMPLETE": "bash_complete",
-        "COMP_WORDS": "logstore read o",
-        "COMP_CWORD": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=LONG
-    )
-    assert done.stdout.decode().split() == ["plain,odd-ones", "plain,orders"]
+    assert completed("logstore read o", command.store) == ["odd-ones", "orders"]
+    assert completed(f"logstore -s {command.store} read c") == ["clicks"]
+    assert completed(f"logstore group reset -s {command.store} billing cl") == ["clicks"]
+
+
+def test_completion_of_groups(command: Command) -> None:
+    command.fill("orders", count=3)
+    for group in ("billing", "audit", "bulk"):
+        command("group", "reset", group, "orders", "--to-latest", "--yes")
+    for verb in ("show", "rm", "reset", "rm-offsets", "copy"):
+        assert completed(f"logstore group {verb} b", command.store) == ["billing", "bulk"]
+    assert completed("logstore group rm billing a", command.store) == ["audit"]
+    assert completed("logstore group show b", command.store / "nowhere") == []
+
+
+def test_completion_of_settings() -> None:
+    assert completed("logstore topic create orders -c retention.") == [
+        "retention.ms=",
+        "retention.bytes=",
+    ]
+    assert completed("logstore topic alter orders -c cleanup") == ["cleanup.policy="]
 
 
 # ---- a terminal ----

@@ -19,8 +19,8 @@ def test_a_topic_is_created_listed_and_shown(command: Command) -> None:
         "records": 0,
         "size_bytes": 0,
         "segments": 2,
-        "oldest": -1,
-        "newest": -1,
+        "oldest": None,
+        "newest": None,
         "cleanup_policy": "delete",
     }
     (shown,) = command("topic", "show", "orders").rows

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from logstore.cli.output import Column, plain
-from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.session import Integer, Session, pass_session, verb
 
 if TYPE_CHECKING:
     from logstore import Partition
@@ -24,11 +24,11 @@ APPENDS = 2_000
 
 
 @verb("bench")
-@click.option("-n", "--records", type=click.IntRange(1), default=RECORDS, show_default=True)
+@click.option("-n", "--records", type=Integer(1), default=RECORDS, show_default=True)
 @click.option(
     "--size",
     "value_bytes",
-    type=click.IntRange(0, 1 << 20),
+    type=Integer(0, 1 << 20),
     default=100,
     show_default=True,
     help="Bytes of a value.",

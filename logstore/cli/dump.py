@@ -21,7 +21,7 @@ import click
 from logstore.cli import exits
 from logstore.cli.internal import meaning_of
 from logstore.cli.messages import bytes_of, field_of
-from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.session import Integer, Session, pass_session, verb
 
 __all__ = ["dump_verb"]
 
@@ -32,9 +32,7 @@ Rows = Iterator[dict[str, Any]]
 @verb("dump")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.option("-r", "--records", is_flag=True, help="Also the records of every batch.")
-@click.option(
-    "-n", "--max", "most", type=click.IntRange(0), metavar="N", help="At most N lines a file."
-)
+@click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N lines a file.")
 @click.option("--kind", "wanted", type=click.Choice(["batches", "damage", "all"]), default="all")
 @pass_session
 def dump_verb(

@@ -13,7 +13,7 @@ from logstore.cli.bounds import DURATION, TIME
 from logstore.cli.command import Verbs
 from logstore.cli.completion import group_names, topic_names
 from logstore.cli.output import Column, number, plain, size
-from logstore.cli.session import Session, output_option, pass_session, store_option, verb
+from logstore.cli.session import Integer, Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import span_text
 from logstore.cli.upkeep import UNCHANGED
 
@@ -192,7 +192,7 @@ def scope_of(words: Iterable[str]) -> list[str | tuple[str, int]]:
 @click.option("--to-earliest", is_flag=True, help="The first record that is there.")
 @click.option("--to-latest", is_flag=True, help="The end.")
 @click.option("--to-current", is_flag=True, help="What is committed, moved into the log.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="N")
+@click.option("--to-offset", type=Integer(0), metavar="N")
 @click.option("--shift-by", type=int, metavar="N", help="Further, or back if negative.")
 @click.option("--to-datetime", type=TIME, metavar="TIME", help="The first record at or after it.")
 @click.option("--by-duration", type=DURATION, metavar="DURATION", help="The same, so long ago.")

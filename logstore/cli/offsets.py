@@ -9,14 +9,14 @@ import click
 from logstore.cli.bounds import TIME
 from logstore.cli.completion import topic_names
 from logstore.cli.output import known_time, number, plain
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import Session, partition_option, partitions_of, pass_session, verb
 
 __all__ = ["offsets_verb"]
 
 
 @verb("offsets")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
-@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@partition_option
 @click.option(
     "--at", type=TIME, metavar="TIME", help="Also the first offset at or after this time."
 )

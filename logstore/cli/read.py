@@ -20,7 +20,14 @@ from logstore.cli.completion import topic_names
 from logstore.cli.messages import DECODERS, formatter, line_of, record_to_json
 from logstore.cli.output import Output
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import (
+    Integer,
+    Session,
+    partition_option,
+    partitions_of,
+    pass_session,
+    verb,
+)
 from logstore.cli.text import json_text
 from logstore.record import Record
 
@@ -185,7 +192,7 @@ def _size(log: Partition) -> int:
 
 @verb("read")
 @click.argument("topic", shell_complete=topic_names)
-@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@partition_option
 @click.option(
     "--from",
     "start",
@@ -194,8 +201,8 @@ def _size(log: Partition) -> int:
     help="Begin here: start, end, an offset, -N (so many before the end), a time.",
 )
 @click.option("--to", "stop", type=BOUND, metavar="WHERE", help="End before this.")
-@click.option("--last", type=click.IntRange(0), metavar="N", help="The last N, by their times.")
-@click.option("-n", "--max", "most", type=click.IntRange(0), metavar="N", help="At most N.")
+@click.option("--last", type=Integer(0), metavar="N", help="The last N, by their times.")
+@click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end; Ctrl-C ends it.")
 @click.option(
     "--timeout",

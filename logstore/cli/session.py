@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InputFile",
+    "Integer",
     "Session",
     "Verb",
+    "partition_option",
     "partitions_of",
     "pass_session",
     "verb",
@@ -143,6 +145,32 @@ class InputFile(click.Path):
         if value != "-" and not os.path.lexists(value):
             raise FileNotFoundError(errno.ENOENT, "no such file", str(value))
         return super().convert(value, param, ctx)
+
+
+class Integer(click.IntRange):
+    """A whole number; one that is out of range is told so in words."""
+
+    name = "integer"
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        super().__init__(least, most)
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no whole number", param, ctx)
+        if number < self.least:
+            self.fail(f"at least {self.least}, not {number}", param, ctx)
+        if self.most is not None and number > self.most:
+            self.fail(f"at most {self.most}, not {number}", param, ctx)
+        return number
+
+
+partition_option = click.option(
+    "-p", "--partition", type=Integer(0), multiple=True, help="Only this one."
+)
 
 
 def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:

@@ -14,6 +14,7 @@ from logstore.cli.completion import setting_names, topic_names
 from logstore.cli.output import known_time, moment, number, plain, size
 from logstore.cli.progress import Progress
 from logstore.cli.session import (
+    Integer,
     Session,
     output_option,
     pass_session,
@@ -207,7 +208,7 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
 
 @verb("create")
 @click.argument("topic", shell_complete=topic_names)
-@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True)
+@click.option("-p", "--partitions", type=Integer(1), default=1, show_default=True)
 @click.option(
     "-c",
     "--config",
@@ -246,7 +247,7 @@ def create_verb(
     shell_complete=setting_names,
     help="A setting; NAME= is its default.",
 )
-@click.option("--add-partitions", type=click.IntRange(1), metavar="N", help="So many more.")
+@click.option("--add-partitions", type=Integer(1), metavar="N", help="So many more.")
 @pass_session
 def alter_verb(
     session: Session, topic: str, config: tuple[str, ...], add_partitions: int | None

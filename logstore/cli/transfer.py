@@ -25,7 +25,7 @@ from logstore.cli.completion import topic_names
 from logstore.cli.messages import Message, bytes_of, field_of, message_of, record_to_json
 from logstore.cli.progress import Progress
 from logstore.cli.read import Selection
-from logstore.cli.session import InputFile, Session, pass_session, verb
+from logstore.cli.session import InputFile, Session, partition_option, pass_session, verb
 from logstore.cli.text import json_text
 from logstore.cli.write import Appender, lines_of
 from logstore.errors import InvalidRecordError
@@ -88,7 +88,7 @@ def _whole_file(path: str) -> Iterator[BinaryIO]:
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Else by the file's name.")
-@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@partition_option
 @click.option("--from", "start", type=BOUND, metavar="WHERE", help="Begin here.")
 @click.option("--to", "stop", type=BOUND, metavar="WHERE", help="End before this.")
 @click.option("--where", "condition", metavar="EXPRESSION", help="Only those.")

@@ -10,7 +10,7 @@ import click
 from logstore.cli import exits
 from logstore.cli.command import Verbs
 from logstore.cli.output import Column, known_time, moment, number, plain
-from logstore.cli.session import Session, output_option, pass_session, store_option, verb
+from logstore.cli.session import Integer, Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import span_text
 from logstore.cli.upkeep import UNCHANGED
 
@@ -120,8 +120,8 @@ def show_verb(session: Session, name: str) -> None:
 @verb("abort")
 @click.argument("name", metavar="[ID]", required=False)
 @click.option("--topic", help="With --partition and --producer: one that no id accounts for.")
-@click.option("--partition", type=click.IntRange(0))
-@click.option("--producer", type=click.IntRange(0), metavar="PRODUCER_ID")
+@click.option("--partition", type=Integer(0))
+@click.option("--producer", type=Integer(0), metavar="PRODUCER_ID")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would be aborted.")
 @pass_session
 def abort_verb(

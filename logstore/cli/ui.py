@@ -38,7 +38,7 @@ import logstore
 from logstore.cli import exits
 from logstore.cli.bounds import Bound
 from logstore.cli.read import Selection
-from logstore.cli.session import Session, pass_session, verb
+from logstore.cli.session import Integer, Session, pass_session, verb
 from logstore.cli.topic import totals
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, RecordNotFoundError
 from logstore.record import Record
@@ -61,7 +61,7 @@ HEARTBEAT_SECONDS = 10.0
 @verb("ui")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=Integer(0, 65535),
     default=8181,
     show_default=True,
     help="0: any that is free.",

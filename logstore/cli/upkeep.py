@@ -16,7 +16,14 @@ from logstore.cli.bounds import BOUND, DURATION, TIME, Bound
 from logstore.cli.completion import topic_names
 from logstore.cli.output import moment, number, plain, size
 from logstore.cli.progress import Progress
-from logstore.cli.session import Session, partitions_of, pass_session, verb
+from logstore.cli.session import (
+    Integer,
+    Session,
+    partition_option,
+    partitions_of,
+    pass_session,
+    verb,
+)
 
 if TYPE_CHECKING:
     from logstore import CompactionReport, Partition, RetentionPolicy, Store
@@ -38,12 +45,10 @@ def chosen(store: Store, topics: Sequence[str], partitions: Sequence[int]) -> li
 
 @verb("retain")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
-@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@partition_option
 @click.option("--max-age", type=DURATION, metavar="DURATION", help="Instead of the topic's own.")
-@click.option(
-    "--max-bytes", type=click.IntRange(0), metavar="N", help="Instead of the topic's own."
-)
-@click.option("--max-records", type=click.IntRange(0), metavar="N", help="Keep at least so many.")
+@click.option("--max-bytes", type=Integer(0), metavar="N", help="Instead of the topic's own.")
+@click.option("--max-records", type=Integer(0), metavar="N", help="Keep at least so many.")
 @click.option("--now", type=TIME, metavar="TIME", help="Judge ages as of then.")
 @click.option("--deleted", is_flag=True, help="Show only what goes.")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
@@ -105,11 +110,11 @@ def report_row(log: Partition, report: CompactionReport) -> dict[str, Any]:
 
 @verb("compact")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
-@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@partition_option
 @click.option("--force", is_flag=True, help="However little is new, and whatever cleanup.policy.")
 @click.option(
     "--memory",
-    type=click.IntRange(64),
+    type=Integer(64),
     default=128 << 20,
     metavar="BYTES",
     help="Room for the map of keys.",
@@ -169,7 +174,7 @@ def compact_verb(
 
 @verb("purge")
 @click.argument("topic", shell_complete=topic_names)
-@click.option("-p", "--partition", type=click.IntRange(0), multiple=True, help="Only this one.")
+@partition_option
 @click.option("--before", type=BOUND, metavar="WHERE", help="All below this offset or time.")
 @click.option("--key", metavar="KEY", help="All records of this key.")
 @click.option("--key-hex", metavar="HEX", help="The same for a key that is no text.")

@@ -21,7 +21,7 @@ from logstore.cli.bounds import TIME
 from logstore.cli.completion import topic_names
 from logstore.cli.messages import Message, message_of
 from logstore.cli.progress import Progress
-from logstore.cli.session import InputFile, Session, pass_session, verb
+from logstore.cli.session import InputFile, Integer, Session, pass_session, verb
 from logstore.cli.text import bytes_text
 from logstore.errors import UnknownTopicError
 
@@ -59,7 +59,7 @@ UNTOLD_MAX = 10_000  # records whose offsets are owed with -v before they are to
     metavar="NAME=VALUE",
     help="A header of every record; NAME alone is one without a value.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), help="Write there, whatever the key.")
+@click.option("-p", "--partition", type=Integer(0), help="Write there, whatever the key.")
 @click.option("-t", "--timestamp", type=TIME, metavar="TIME", help="The time of every record.")
 @click.option("-Z", "--null", "null", is_flag=True, help="An empty value is null: a tombstone.")
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))

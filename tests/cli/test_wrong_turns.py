@@ -23,6 +23,9 @@ from tests.cli.conftest import Command
         ("group reset billing --to-earliest", 1, "no partition is meant"),
         ("export orders /no-such-directory/o.csv", 1, "there is no directory /no-such-directory"),
         ("read orders --follow --timeout -1", 1, "-1"),
+        ("read orders --last -1", 1, "at least 0, not -1"),
+        ("read orders --last ten", 1, "'ten' is no whole number"),
+        ("bench --size 99999999", 1, "at most 1048576, not 99999999"),
         ("read orders --where key='\"x\"'", 1, "equal is =="),
     ],
 )

@@ -8,7 +8,6 @@ class serves a topic and its partitions: a topic's settings are those of each of
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -183,6 +182,8 @@ class PartitionConfig:
 
 
 def _unknown(name: str, known: list[str]) -> str:
+    import difflib  # for an error alone
+
     near = difflib.get_close_matches(name.replace("_", "."), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
     return f"unknown setting {name!r}; {hint}"

@@ -14,11 +14,9 @@ Threads share a Store and its Topics freely.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import difflib
 import errno
 import functools
 import logging
@@ -34,23 +32,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
-from logstore._native import crc32c
 from logstore.checkpoint import (
-    CLEANER_OFFSETS,
-    HIGH_WATERMARKS,
     LEADER_EPOCHS,
     PARTITION_METADATA,
-    RECOVERY_POINTS,
-    START_OFFSETS,
     CleanerCheckpoint,
     DurableMark,
     PartitionState,
     TopicPartition,
     new_uuid,
-    offsets_text,
     read_topic_id,
     topic_id_text,
-    write_offsets,
 )
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
@@ -71,7 +62,7 @@ from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
 from logstore.problem import Problem, ProblemKind
 from logstore.producer_ids import ProducerIds
-from logstore.recovery import Claims, RecoveryProgress, RecoveryReport
+from logstore.recovery import RecoveryProgress, RecoveryReport
 from logstore.reserve import RESERVE_NAME, STORE_RESERVE_BYTES, Reserve
 from logstore.retention import RetentionDecision
 from logstore.root import (
@@ -83,6 +74,7 @@ from logstore.root import (
     is_deleted,
     partition_directories,
 )
+from logstore.root_checkpoints import CHECKPOINTS, RootCheckpoints
 from logstore.topic import Topic, TopicDescription, check_topic_name
 from logstore.twin import CheckpointTwin
 from logstore.verify import RootInspection
@@ -101,7 +93,6 @@ FILES_RESERVED = 128  # for everything else in the process
 SETTLED_NS = 1_000_000_000  # a directory's time that is older than this tells of every change
 
 COMMITTED_OFFSETS = "__consumer_offsets"  # where offsets of deleted topics have to go as well
-CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -179,12 +170,8 @@ class Store(Mapping[str, Topic], Closeable):
         self._topics: dict[str, Topic] = {}
         self._catalogue = Catalogue(directory, {})
         self._left = CleanShutdown(clean=False, foreign=False)
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._start_offsets: dict[TopicPartition, int] = {}
-        self._high_watermarks: dict[TopicPartition, int] = {}
-        self._cleaner_offsets: dict[TopicPartition, int] = {}
+        self._checkpoints = RootCheckpoints(directory)
         self._seen: tuple[int, ...] = ()
-        self._written: dict[str, dict[TopicPartition, int]] = {}  # checkpoints as they are on disk
         self._partitions_opened = 0
         self._companions: dict[Callable[[Store], Closeable], Closeable] = {}
         self.identity = NodeIdentity("", -1, "")
@@ -223,16 +210,9 @@ class Store(Mapping[str, Topic], Closeable):
     def _load_root(self) -> None:
         directory = self._directory
         self._left = CleanShutdown.read(directory)
-        twin = CheckpointTwin.read(directory)
-        found = [CheckpointTwin.reconcile(twin, directory, name) for name in CHECKPOINTS]
-        if any(each.foreign for each in found):
+        if self._checkpoints.read():
             # A broker that came after a crash, of ours or its own, and left no other trace.
             self._left = dataclasses.replace(self._left, foreign=True)
-        for name, own, each in zip(CHECKPOINTS, self._checkpoints(), found, strict=True):
-            own.clear()
-            own.update(each.offsets)
-            if own and twin is not None and not each.foreign and not each.fault:
-                self._written[name] = dict(own)
         self._catalogue = Catalogue.read(directory)
         identity = NodeIdentity.read(directory)
         if identity is not None:
@@ -338,12 +318,7 @@ class Store(Mapping[str, Topic], Closeable):
     ) -> Partition:
         self._check_usable()
         name = topic.name
-        claims = Claims(
-            self._recovery_points.get((name, number), 0),
-            self._start_offsets.get((name, number), 0),
-            self._cleaner_offsets.get((name, number), -1),
-            only=self._readonly and self._left.foreign,
-        )
+        only = self._readonly and self._left.foreign
         self._partitions_opened += 1
         if self._partitions_opened % 64 == 0:
             _make_room_for_files(self._partitions_opened + 64)
@@ -355,7 +330,7 @@ class Store(Mapping[str, Topic], Closeable):
                 durability=self._durability,
                 config=topic.config,
                 clock=self._clock,
-                claims=claims,
+                claims=self._checkpoints.claims((name, number), only=only),
                 progress=progress,
             )
             partition.sync_failed = _suspect_others_of(weakref.ref(self))
@@ -486,6 +461,8 @@ class Store(Mapping[str, Topic], Closeable):
         try:
             return topics[name]
         except KeyError:
+            import difflib  # for an error alone
+
             near = difflib.get_close_matches(str(name), list(topics), n=3)
             raise UnknownTopicError(name, near=tuple(near), where=str(self.path)) from None
 
@@ -858,69 +835,18 @@ class Store(Mapping[str, Topic], Closeable):
     def _opened_partitions(self) -> list[Partition]:
         return [p for topic in list(self._topics.values()) for p in list(topic._opened.values())]
 
-    def _checkpoints(self) -> tuple[dict[TopicPartition, int], ...]:
-        return (
-            self._recovery_points,
-            self._start_offsets,
-            self._high_watermarks,
-            self._cleaner_offsets,
-        )
-
-    def _note_offsets(self, partition: Partition) -> None:
-        """Take over what a partition can vouch for now; others keep what is known of them."""
-        key = (partition.topic, partition.number)
-        start = partition.start_offset
-        self._recovery_points[key] = partition.durable_offset
-        self._high_watermarks[key] = partition.high_watermark
-        if start > partition.segments[0].base_offset:
-            self._start_offsets[key] = start
-        else:
-            self._start_offsets.pop(key, None)
-        dirty = partition.first_dirty_offset if partition.config.compacts else start
-        if dirty > start:
-            self._cleaner_offsets[key] = dirty
-        else:
-            self._cleaner_offsets.pop(key, None)
-
     def _forget_offsets(self, name: str, numbers: Iterable[int]) -> None:
-        """What a checkpoint says of partitions that are gone must not be believed of new ones."""
-        keys = {(name, number) for number in numbers}
-        for offsets in self._checkpoints():
-            for key in keys & offsets.keys():
-                del offsets[key]
-        if any(keys & written.keys() for written in self._written.values()):
+        if self._checkpoints.forget([(name, number) for number in numbers]):
             self._write_checkpoints()
 
     def _write_checkpoints(self) -> None:
-        """Each only after what it claims is durable; one that says the same is left as it is."""
+        """Each only after what it claims is durable."""
         self._reserve.restore()
-        for partition in self._opened_partitions():
-            if not partition.closed and partition.failure is None:
-                self._note_offsets(partition)
-        changed = {
-            name: offsets
-            for name, offsets in zip(CHECKPOINTS, self._checkpoints(), strict=True)
-            if self._written.get(name) != offsets
-        }
-        if not changed:
-            return
-        self._announce(changed)
-        for name in (HIGH_WATERMARKS, CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS):
-            if name in changed:
-                write_offsets(self._directory, name, changed[name])
-                self._written[name] = dict(changed[name])
-
-    def _announce(self, changed: Mapping[str, dict[TopicPartition, int]]) -> None:
-        """Say in the twin what the checkpoints are about to hold, and what they hold until then."""
-        checksums, offsets = {}, {}
-        for name, now in zip(CHECKPOINTS, self._checkpoints(), strict=True):
-            known = []
-            with contextlib.suppress(FileNotFoundError):
-                known.append(crc32c(self._directory.read(name)))
-            if name in changed:
-                known.append(crc32c(offsets_text(now)))
-            checksums[name], offsets[name] = tuple(known), dict(now)
-        CheckpointTwin(checksums, offsets).write(self._directory)
+        self._checkpoints.write(
+            partition
+            for partition in self._opened_partitions()
+            if not partition.closed and partition.failure is None
+        )
 
     # ---- producers ----
 
@@ -1002,15 +928,12 @@ class Store(Mapping[str, Topic], Closeable):
         def close_one(partition: Partition) -> None:
             try:
                 if not (self._readonly or self._forked or partition.failure or partition.closed):
-                    self._note_offsets(partition)
+                    self._checkpoints.note(partition)
                 partition.close()
             except BaseException as error:  # noqa: BLE001  all are raised at the end
                 errors.append(error)
             else:
-                key = (partition.topic, partition.number)
-                if key in self._recovery_points and partition.failure is None:
-                    self._recovery_points[key] = partition.durable_offset
-                    self._high_watermarks[key] = partition.durable_offset
+                self._checkpoints.note_closed(partition)
 
         partitions = self._opened_partitions()
         for partition in partitions:
@@ -1129,6 +1052,8 @@ def _at_once(tasks: Sequence[Callable[[], object]]) -> None:
         for task in tasks:
             task()
         return
+    import concurrent.futures  # not for a store that was closed in order
+
     with concurrent.futures.ThreadPoolExecutor(RECOVERY_THREADS, "logstore") as threads:
         futures = [threads.submit(task) for task in tasks]
     for future in futures:

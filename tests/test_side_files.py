@@ -94,7 +94,7 @@ def test_a_broker_that_came_after_a_crash_and_crashed_is_noticed(root: Path) -> 
     with logstore.open(root) as store:
         assert store._left.foreign
         # The lower of both: the broker's claim of 25 is not believed.
-        assert store._recovery_points == {("orders", 0): 20, ("orders", 1): 20}
+        assert store._checkpoints.recovery_points == {("orders", 0): 20, ("orders", 1): 20}
         assert [p.end_offset for p in store["orders"]] == [21, 20]
 
 
@@ -110,7 +110,7 @@ def test_between_twin_and_checkpoint_a_crash_is_no_brokers_visit(make_store: Mak
     (store.path / POINTS).write_bytes(before)
     with logstore.open(store.path) as again:
         assert not again._left.foreign
-        assert again._recovery_points == {("orders", 0): 1}
+        assert again._checkpoints.recovery_points == {("orders", 0): 1}
 
 
 def test_compaction_by_a_broker_is_no_damage_to_a_partition_opened_alone(

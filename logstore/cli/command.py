@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import signal
@@ -48,6 +47,8 @@ class Verbs(click.Group):
         if name not in self.verbs and not name.startswith("-"):
             near = [KNOWN_ELSEWHERE[name]] if name in KNOWN_ELSEWHERE else []
             if not near or near[0].split()[0] not in self.verbs:
+                import difflib
+
                 near = difflib.get_close_matches(name, self.verbs, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.verbs)}"
             raise click.UsageError(f"no command {name!r}; {hint}", ctx)

@@ -7,7 +7,6 @@ it, elsewhere plain columns do, and rich is not even imported.
 
 from __future__ import annotations
 
-import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,6 +124,8 @@ class Output:
             self.line(f"{printable(name):<{width}}  {printable(text)}")
 
     def _csv(self, rows: Iterable[Row]) -> None:
+        import csv
+
         stream, head = io.StringIO(newline=""), False
         writer = csv.writer(stream, lineterminator="\n")
         for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -9,8 +10,11 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import logstore
 from logstore import LockedError, Partition
+from logstore._files import _set_lock
 
 RACES = 500
 RACERS = 3
@@ -104,6 +108,24 @@ def test_of_racing_processes_one_gets_in(tmp_path: Path) -> None:
     with Partition.open(path) as log:
         assert log.end_offset == appended
         log.check()
+
+
+def test_who_let_go_is_not_named_as_the_holder(tmp_path: Path) -> None:
+    """Between getting the lock and writing its name, a holder is unknown, and no other is named."""
+    with Partition.open(tmp_path / "orders-0", durability="os"):
+        pass
+    with logstore.open(tmp_path / "store", durability="os") as store:
+        store.create_topic("orders")
+    opens: list[tuple[Path, Callable[[], object]]] = [
+        (tmp_path / "orders-0", lambda: Partition.open(tmp_path / "orders-0")),
+        (tmp_path / "store", lambda: logstore.open(tmp_path / "store")),
+    ]
+    for path, act in opens:
+        with open(path / ".lock", "r+b") as file:
+            assert _set_lock(file.fileno(), fcntl.F_WRLCK)
+            with pytest.raises(LockedError, match="locked by another process") as raised:
+                act()
+            assert raised.value.pid is None
 
 
 def test_a_store_and_a_partition_of_it_exclude_each_other(tmp_path: Path) -> None:

@@ -197,11 +197,11 @@ class AppendableLog(WritableLog):
                     or writer.append(batches, leadership.epoch, -1, -1) < 0
                 ):
                     first = self._write_locked(batches).start
-            spare.append(batches)
             if view.followers:
                 view.wake_followers()
             if fsync:
                 self._stable.commit.wait_for(first + 1, first)
+            spare.append(batches)  # not before: whether it is empty tells what has happened
         except KeyboardInterrupt as interrupt:
             if batches._records == 0:
                 raise InterruptedAppendError(offsets=range(first, first + 1)) from interrupt
@@ -276,10 +276,10 @@ class AppendableLog(WritableLog):
                 first = self._next_offset()
                 for piece in pieces:
                     self._write_locked(piece)
-            batches.full.clear()
-            spare.append(batches)
             if fsync and total:
                 self._stable.commit.wait_for(first + total, first)
+            batches.full.clear()
+            spare.append(batches)  # not before: whether it is empty tells what has happened
         except KeyboardInterrupt as interrupt:
             if first >= 0 and pieces[0]._records == 0 < total:
                 raise InterruptedAppendError(offsets=range(first, first + total)) from interrupt

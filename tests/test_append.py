@@ -6,6 +6,7 @@ import datetime
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from logstore import (
     ConfigError,
     DiskFullError,
     IndeterminateAppendError,
+    InterruptedAppendError,
     InvalidRecordError,
     ManualClock,
     Partition,
@@ -516,6 +518,45 @@ def test_an_append_that_is_cut_off_before_it_is_durable_leaves_the_log_usable(
         assert log.failure is None
         assert log.append(b"d") == log.end_offset - 1
     log.check()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_one_append_waits_for_is_not_confused_with_the_next(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """Another thread fills a batch while the first waits for the disk, and is cut off there."""
+    log = make_log(durability="fsync")
+    log.append(b"a")
+    begun = threading.Event()
+
+    def headers() -> Iterator[tuple[str, bytes]]:
+        begun.set()
+        yield "h", b"v"
+
+    def append_another() -> None:
+        log.append(b"c", headers=headers(), durability="os")
+
+    def cut_off(end_offset: int, first_offset: int) -> None:
+        monkeypatch.undo()
+        other.start()  # and stops at the lock, its batch complete
+        begun.wait()
+        time.sleep(0.1)
+        if interrupted:
+            raise KeyboardInterrupt
+        raise IndeterminateAppendError("truncated", offsets=range(first_offset, end_offset))
+
+    for act in (lambda: log.append(b"b"), lambda: log.extend([b"b"])):
+        begun.clear()
+        other = threading.Thread(target=append_another)
+        monkeypatch.setattr(log._stable.commit, "wait_for", cut_off)
+        with (
+            log._view.lock,
+            pytest.raises(InterruptedAppendError if interrupted else IndeterminateAppendError),
+        ):
+            act()
+        other.join()
+        assert log.failure is None
+    assert [record.value for record in log] == [b"a", b"b", b"c", b"b", b"c"]
 
 
 def test_interrupts_leave_one_of_three_outcomes(make_log: MakeLog) -> None:

@@ -9,7 +9,6 @@ Markers end a transaction: a control batch of one record, exactly as Kafka's coo
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -56,8 +55,7 @@ def decrement_sequence(sequence: int, by: int) -> int:
     return (sequence - by) & SEQUENCE_MAX
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """What a record batch says about itself.  Parse one with `BatchHeader.parse`."""
 
     base_offset: int
@@ -101,7 +99,7 @@ class BatchHeader:
 
     def pack(self) -> bytes:
         """The 61 bytes again."""
-        return _HEADER.pack(*(getattr(self, field) for field in self.__slots__))
+        return _HEADER.pack(*self)
 
     @property
     def size_bytes(self) -> int:
@@ -184,7 +182,7 @@ def verify(header: BatchHeader, raw: bytes | memoryview) -> None:
 
 def with_header(header: BatchHeader, payload: bytes | memoryview) -> bytes:
     """A batch of these fields and this payload; length and checksum are made to fit."""
-    sized = dataclasses.replace(header, length=HEADER_BYTES - OVERHEAD_BYTES + len(payload))
+    sized = header._replace(length=HEADER_BYTES - OVERHEAD_BYTES + len(payload))
     head = sized.pack()
     crc = _native.crc32c(payload, _native.crc32c(head[AT_ATTRIBUTES:]))
     return b"".join((head[:AT_CRC], _CRC.pack(crc), head[AT_ATTRIBUTES:], payload))
@@ -209,8 +207,7 @@ def with_producer(
         raise InvalidRecordError(f"{len(raw)} bytes, but the batch takes {header.size_bytes}")
     verify(header, raw)  # a new checksum must not make damage look sound
     attributes = header.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
-    changed = dataclasses.replace(
-        header,
+    changed = header._replace(
         attributes=attributes,
         producer_id=producer_id,
         producer_epoch=producer_epoch,

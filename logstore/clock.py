@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock"]
+__all__ = ["Clock", "ClockGuard", "ManualClock", "SystemClock"]
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -67,3 +67,46 @@ class ManualClock:
 
     def __repr__(self) -> str:
         return f"ManualClock({self.now_ms})"
+
+
+class ClockGuard:
+    """Wall time that does not run ahead of steady time.
+
+    A clock that leaps forward (a wrong server, a typing error) would make every record look old at
+    once.  Each look compares how far the wall clock and the steady clock moved since the last one;
+    what the wall clock is ahead by more than the tolerance is a leap, and is taken off until it has
+    lasted for `believe_after_ms` of steady time.  A clock that goes back is always believed: it
+    makes records look younger.
+    """
+
+    def __init__(
+        self,
+        wall_ms: int,
+        steady: float,
+        *,
+        tolerance_ms: int = 300_000,
+        believe_after_ms: int = 86_400_000,
+    ) -> None:
+        self._wall_ms = wall_ms
+        self._steady_ms = round(steady * 1000)
+        self._tolerance_ms = tolerance_ms
+        self._believe_after_ms = believe_after_ms
+        self._leapt_at_ms = 0  # steady time of the leap that is taken off
+        self.leap_ms = 0  # how far the wall clock is ahead, as of the last look
+
+    def look(self, wall_ms: int, steady: float) -> int:
+        """The time to judge ages by, in milliseconds."""
+        steady_ms = round(steady * 1000)
+        passed = max(0, steady_ms - self._steady_ms)
+        moved = wall_ms - self._wall_ms
+        self._wall_ms, self._steady_ms = wall_ms, steady_ms
+        ahead = moved - passed
+        if abs(ahead) > max(self._tolerance_ms, passed // 100):
+            if ahead > 0 and not self.leap_ms:
+                self._leapt_at_ms = steady_ms
+            self.leap_ms = max(0, self.leap_ms + ahead)
+        if self.leap_ms and steady_ms - self._leapt_at_ms >= self._believe_after_ms:
+            self.leap_ms = 0
+        if self.leap_ms <= self._tolerance_ms:
+            self.leap_ms = 0
+        return wall_ms - self.leap_ms

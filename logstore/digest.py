@@ -12,9 +12,9 @@ and one that is missing or cannot be read says nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import Directory, segment_name, with_checksum, without_checksum
@@ -60,8 +60,7 @@ def digest_of(
         file.close()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SegmentDigest:
+class SegmentDigest(NamedTuple):
     """Sizes and checksums of a sealed segment's files."""
 
     log: FileDigest

@@ -8,7 +8,6 @@ leader and are kept byte for byte; only that they arrived whole is checked.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from typing import NamedTuple
 
@@ -74,10 +73,10 @@ def _checked(
         _check_times(least, greatest, config, now_ms)
     changed = header
     if greatest != header.max_timestamp:
-        changed = dataclasses.replace(header, max_timestamp=greatest)
+        changed = header._replace(max_timestamp=greatest)
     codec = _target_codec(header, config)
     if codec != header.codec:
-        changed = dataclasses.replace(changed, attributes=header.attributes & ~CODEC | codec)
+        changed = changed._replace(attributes=header.attributes & ~CODEC | codec)
         raw = with_header(changed, codecs.compress(codec, payload) if codec else payload)
         _check_size(raw, config)
     elif changed is not header:
@@ -149,10 +148,9 @@ def place(
     pieces: list[bytes] = []
     headers: list[tuple[BatchHeader, EndMarker | None]] = []
     for header, raw in batches:
-        placed = dataclasses.replace(header, base_offset=offset, leader_epoch=leader_epoch)
+        placed = header._replace(base_offset=offset, leader_epoch=leader_epoch)
         if append_time >= 0:
-            placed = dataclasses.replace(
-                placed,
+            placed = placed._replace(
                 attributes=header.attributes | LOG_APPEND_TIME,
                 max_timestamp=append_time,
             )

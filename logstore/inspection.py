@@ -49,8 +49,7 @@ __all__ = [
     "PartitionInspection",
     "bytes_to_inspect",
     "check_choice",
-    "has_errors",
-    "missing_file",
+    "find_problems",
     "raise_first_error",
 ]
 
@@ -588,3 +587,32 @@ def raise_first_error(problems: Sequence[Problem]) -> None:
             )
             error.problems = tuple(problems)
             raise error
+
+
+def find_problems(view: View, *, deep: bool, progress: CheckProgress | None) -> list[Problem]:
+    """Look at a partition until no change came in between; what is wrong, the log first."""
+    while True:
+        view.check_usable()
+        generation = view.generation
+        view.look()
+        total = bytes_to_inspect(view.segments, deep=deep)
+        done = 0
+
+        def moved(size: int, total: int = total) -> None:
+            nonlocal done
+            done += size
+            if progress is not None:
+                progress(min(done, total), total)
+
+        try:
+            problems = PartitionInspection(view, deep=deep, moved=moved).run()
+        except (CorruptLogError, FileNotFoundError) as error:
+            if not view.moved_since(generation):
+                if isinstance(error, FileNotFoundError):
+                    return [missing_file(view, error)]
+                raise
+            continue
+        # What looked wrong may have been a change under way.
+        if has_errors(problems) and view.moved_since(generation):
+            continue
+        return problems

@@ -392,7 +392,7 @@ class _Mender:
                 f"({contents.reason}): nothing was replaced; check the partition again"
             )
         segment = self._segment(directory, base)
-        return dataclasses.replace(contents, times=segment.final_times(contents))
+        return contents._replace(times=segment.final_times(contents))
 
     def _open_and_close(self, name: str) -> None:
         """Let opening make what was set aside, and finish what a crash left."""

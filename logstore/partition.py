@@ -11,7 +11,6 @@ Not here: topics and partitioning by key (Store), who reads what (Consumer), ret
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import warnings
@@ -167,7 +166,7 @@ class Partition(RewritableLog, Closeable):
             and self._claims.first_dirty_offset > loaded.contents.next_offset
         ):
             # Of another log of this name: it must not come true when this one has grown.
-            self._claims = dataclasses.replace(self._claims, first_dirty_offset=-1)
+            self._claims = self._claims._replace(first_dirty_offset=-1)
         if self._claims is not None and loaded.untouched:
             self._sleep(loaded)
         else:

@@ -69,8 +69,7 @@ class BatchSpan(NamedTuple):
         return range(self.last_offset - self.offset_delta, self.last_offset + 1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProducerEntry:
+class ProducerEntry(NamedTuple):
     """What is known of one producer."""
 
     producer_id: int
@@ -293,8 +292,7 @@ def _after_data(entry: ProducerEntry, header: BatchHeader, admission: Admission)
     if header.transactional and start < 0:
         start = header.base_offset
         admission.opened[start] = entry.producer_id
-    return dataclasses.replace(
-        entry,
+    return entry._replace(
         epoch=header.producer_epoch,
         timestamp=header.max_timestamp,
         transaction_start=start,
@@ -324,8 +322,7 @@ def _after_marker(
                 entry.producer_id, entry.transaction_start, header.last_offset, not marker.commit
             )
         )
-    return dataclasses.replace(
-        entry,
+    return entry._replace(
         epoch=header.producer_epoch,
         coordinator_epoch=marker.coordinator_epoch,
         timestamp=header.max_timestamp,

@@ -12,10 +12,10 @@ Callers hold the partition's lock, but for `unstable` and `aborted`, which reade
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import Directory, base_offset_of, segment_name
@@ -33,23 +33,23 @@ NEVER = (1 << 63) - 1
 EXPIRY_CHECK_MS = 600_000  # as often as Kafka looks
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DiscardedSnapshot:
+class DiscardedSnapshot(NamedTuple):
     """A snapshot file that could not be believed; the state came from an older one and the log."""
 
     path: Path
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Unstable:
-    """The first offset of the oldest open transaction."""
+    """The first offset of the oldest open transaction.  Not changed: compared by identity."""
 
-    offset: int
+    __slots__ = ("offset",)
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
 
 
-@dataclasses.dataclass(slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     """Batches on their way into the log."""
 
     admission: Admission

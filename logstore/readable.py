@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from logstore._files import Directory
 from logstore.clock import Clock
@@ -26,22 +26,16 @@ from logstore.errors import (
     RecordNotFoundError,
 )
 from logstore.index import AbortedTransaction
-from logstore.inspection import (
-    CheckProgress,
-    PartitionInspection,
-    bytes_to_inspect,
-    check_choice,
-    has_errors,
-    missing_file,
-    raise_first_error,
-)
-from logstore.problem import Problem
 from logstore.producer_state import OngoingTransaction, ProducerEntry
 from logstore.record import Record
 from logstore.recovery import RecoveryReport
 from logstore.scan import Scan
 from logstore.segment import Segment
 from logstore.view import View
+
+if TYPE_CHECKING:  # imported by those who look for damage
+    from logstore.inspection import CheckProgress
+    from logstore.problem import Problem
 
 __all__ = ["ReadableLog", "milliseconds"]
 
@@ -386,6 +380,8 @@ class ReadableLog:
         "error", with all of them as its ``.problems``; "report" returns these like the others.
         `progress` is called with (done, in all); what it raises ends the check.
         """
+        from logstore.inspection import check_choice, raise_first_error
+
         problems = self.find_problems(deep=deep, progress=progress)
         if check_choice(on_corrupt) == "raise":
             raise_first_error(problems)
@@ -393,32 +389,9 @@ class ReadableLog:
 
     def find_problems(self, *, deep: bool, progress: CheckProgress | None = None) -> list[Problem]:
         """What `check` reports."""
-        while True:
-            view = self._view
-            view.check_usable()
-            generation = view.generation
-            view.look()
-            total = bytes_to_inspect(view.segments, deep=deep)
-            done = 0
+        from logstore.inspection import find_problems
 
-            def moved(size: int, total: int = total) -> None:
-                nonlocal done
-                done += size
-                if progress is not None:
-                    progress(min(done, total), total)
-
-            try:
-                problems = PartitionInspection(view, deep=deep, moved=moved).run()
-            except (CorruptLogError, FileNotFoundError) as error:
-                if not view.moved_since(generation):
-                    if isinstance(error, FileNotFoundError):
-                        return [missing_file(view, error)]
-                    raise
-                continue
-            # What looked wrong may have been a change under way.
-            if has_errors(problems) and view.moved_since(generation):
-                continue
-            return problems
+        return find_problems(self._view, deep=deep, progress=progress)
 
     # ---- what a scan needs ----
 

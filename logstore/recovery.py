@@ -23,6 +23,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import (
@@ -71,8 +72,7 @@ BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothin
 INT64_MAX = (1 << 63) - 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TornTail:
+class TornTail(NamedTuple):
     """Bytes that were cut off because the append they belong to never finished."""
 
     path: Path
@@ -83,8 +83,7 @@ class TornTail:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(NamedTuple):
     """Bytes that cannot be what was written.  Still in place; reading these offsets raises."""
 
     path: Path
@@ -148,8 +147,7 @@ class LoadedLog:
 MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(NamedTuple):
     """What the root's checkpoints say of a partition: believed where it has no state of its own.
 
     A broker keeps these and no state; `only`: a broker came after whoever wrote the state.
@@ -506,7 +504,7 @@ class _Loader:
             needs_roll = last and damaged_tail
             if last and not needs_roll and contents.next_offset < durable and self.own_state:
                 # Every batch that is left is sound, but durable ones behind them are gone.
-                lost = dataclasses.replace(contents, reason="the file ends before its records do")
+                lost = contents._replace(reason="the file ends before its records do")
                 self.note_damage(segment, lost, contents.position, durable)
                 needs_roll = True
             if cut and not last:
@@ -521,7 +519,7 @@ class _Loader:
             FailedSync.remove(self.directory)
         lost_end = durable if needs_roll else -1
         if needs_roll and not self.readonly:
-            contents = dataclasses.replace(contents, next_offset=max(contents.next_offset, durable))
+            contents = contents._replace(next_offset=max(contents.next_offset, durable))
         durable = min(durable, contents.next_offset)
         recovery_point = min(recovery_point, contents.next_offset)
         dense_from = state.dense_from if state else 0
@@ -651,12 +649,12 @@ class _Loader:
             if sound is None and (known_durable or (not last and not power_cut)):
                 end = max(durable, segment.next_base or 0) if not last else durable
                 self.note_damage(segment, contents, size, end)
-                contents = dataclasses.replace(contents, position=size, stopped="end")
+                contents = contents._replace(position=size, stopped="end")
                 damaged_tail = True
                 break
             cut = True
             self.cut(segment, contents, size)
-            contents = dataclasses.replace(contents, stopped="end")
+            contents = contents._replace(stopped="end")
         if not (last or same_boot or damaged_tail) and segment.dense:
             # Sound as far as it goes; yet what lay before the next segment may have been lost, and
             # at the end of a batch that leaves no other trace.
@@ -807,8 +805,7 @@ class _Loader:
         self.directory.sync()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TruncationPlan:
+class TruncationPlan(NamedTuple):
     """Everything needed to cut the log, so that a crash in between can be finished.
 
     The batch that straddles the cut cannot be shortened in place: its kept records are encoded

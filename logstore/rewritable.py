@@ -15,7 +15,7 @@ import datetime
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from logstore import _native, codecs
 from logstore._files import SEGMENT_SUFFIXES, segment_name
@@ -26,10 +26,12 @@ from logstore.epochs import EpochEnd
 from logstore.errors import OffsetOutOfRangeError
 from logstore.readable import check_int, milliseconds
 from logstore.recovery import TRUNCATION_PLAN, Claims, TruncationPlan
-from logstore.retention import RetentionDecision, RetentionPolicy
 from logstore.segment import Segment, decompress, empty_contents
 from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
 from logstore.view import View
+
+if TYPE_CHECKING:
+    from logstore.retention import RetentionDecision, RetentionPolicy
 
 __all__ = ["RewritableLog"]
 
@@ -108,6 +110,8 @@ class RewritableLog(AppendableLog):
         believed.  Whoever is reading a deleted segment reads it to its end.
         """
         if policy is None:
+            from logstore.retention import RetentionPolicy
+
             policy = RetentionPolicy.of(self.config)
         leap_ms = 0
         if now is None:

@@ -11,11 +11,11 @@ that a partition of many segments stays small.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from logstore import _native, codecs
 from logstore._files import Directory, segment_name
@@ -43,8 +43,7 @@ def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
         raise UnsupportedFormatError(str(error)) from error
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SegmentContents:
+class SegmentContents(NamedTuple):
     """What a walk over a .log file found: its valid prefix and the indexes that belong to it."""
 
     position: int  # everything below is sound
@@ -84,8 +83,7 @@ class SegmentContents:
         for timestamp, offset in TimeIndex(0, later.times):
             if timestamp > times.last_entry[0]:
                 times.maybe_append(timestamp, offset, final=True)
-        return dataclasses.replace(
-            later,
+        return later._replace(
             batches=self.batches + later.batches,
             producers=self.producers + later.producers,
             first_timestamp=self.first_timestamp if self.batches else later.first_timestamp,

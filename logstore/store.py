@@ -29,7 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
 from logstore.checkpoint import (
@@ -57,14 +57,11 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.filesystem import require_safe
-from logstore.inspection import CheckProgress, bytes_to_inspect, check_choice, raise_first_error
 from logstore.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
-from logstore.problem import Problem, ProblemKind
 from logstore.producer_ids import ProducerIds
 from logstore.recovery import RecoveryProgress, RecoveryReport
 from logstore.reserve import RESERVE_NAME, STORE_RESERVE_BYTES, Reserve
-from logstore.retention import RetentionDecision
 from logstore.root import (
     PARTITIONS_MAX,
     Catalogue,
@@ -77,8 +74,12 @@ from logstore.root import (
 from logstore.root_checkpoints import CHECKPOINTS, RootCheckpoints
 from logstore.topic import Topic, TopicDescription, check_topic_name
 from logstore.twin import CheckpointTwin
-from logstore.verify import RootInspection
 from logstore.writable import WritableLog
+
+if TYPE_CHECKING:  # imported by those who look for damage, or delete
+    from logstore.inspection import CheckProgress
+    from logstore.problem import Problem
+    from logstore.retention import RetentionDecision
 
 __all__ = ["Store", "StoreRecovery", "open"]
 
@@ -504,6 +505,10 @@ class Store(Mapping[str, Topic], Closeable):
         As `Partition.check`: with ``on_corrupt="raise"`` CorruptLogError is raised for the first
         problem of severity "error", and has all of them in ``.problems``.  Nothing is written.
         """
+        from logstore.inspection import bytes_to_inspect, check_choice, raise_first_error
+        from logstore.problem import Problem, ProblemKind
+        from logstore.verify import RootInspection
+
         check_choice(on_corrupt)
         problems = RootInspection(self._directory).run()
         unopened: BaseException | None = None
@@ -937,7 +942,7 @@ class Store(Mapping[str, Topic], Closeable):
 
         partitions = self._opened_partitions()
         for partition in partitions:
-            if partition.asleep:
+            if partition.asleep or self._readonly:  # nothing to wait for
                 close_one(partition)
         _at_once([functools.partial(close_one, each) for each in partitions if not each.closed])
         return errors

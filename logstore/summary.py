@@ -6,8 +6,8 @@ silent.  What compaction or a cut leaves in a file of the same name and size is 
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from typing import NamedTuple
 
 from logstore._files import Directory, segment_name, with_checksum, without_checksum
 from logstore.config import INT64_MAX
@@ -20,8 +20,7 @@ UNKNOWN_TIME = -INT64_MAX - 1
 _SUFFIX = ".summary"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SegmentSummary:
+class SegmentSummary(NamedTuple):
     size_bytes: int
     min_timestamp: int  # no record is older
     # Size and CRC-32C of the .txnindex file, which has no checksum; (0, 0): there is none.
@@ -30,7 +29,7 @@ class SegmentSummary:
     def write(self, directory: Directory, base_offset: int) -> None:
         """Leave it beside the segment, unless there is nothing to tell."""
         if UNKNOWN_TIME < self.min_timestamp < NO_TIME or self.aborted not in (None, (0, 0)):
-            body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
+            body = json.dumps(self._asdict(), separators=(",", ":")).encode()
             content = with_checksum(body)
             directory.write(segment_name(base_offset, _SUFFIX), content, sync=False)
 

@@ -11,8 +11,8 @@ the old names gone and the new ones not yet there.
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import SEGMENT_SUFFIXES, Directory, either_copy, segment_name, twice
@@ -23,8 +23,7 @@ SWAP_PLAN = "swap.plan"
 _READ_BYTES = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RewrittenSegment:
+class RewrittenSegment(NamedTuple):
     """A segment whose files wait under ``.cleaned``."""
 
     base_offset: int
@@ -37,8 +36,7 @@ class RewrittenSegment:
         return [segment_name(self.base_offset, suffix) for suffix in self.suffixes]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SwapPlan:
+class SwapPlan(NamedTuple):
     """One segment for one or more in a row; the first of them has the new one's base offset."""
 
     new: RewrittenSegment
@@ -46,7 +44,7 @@ class SwapPlan:
 
     def write(self, directory: Directory) -> None:
         """The commit point: from here on a crash is finished, not undone."""
-        body = json.dumps({"new": dataclasses.asdict(self.new), "old": self.old}).encode()
+        body = json.dumps({"new": self.new._asdict(), "old": self.old}).encode()
         directory.replace(SWAP_PLAN, twice(body))
 
     @classmethod

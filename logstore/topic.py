@@ -6,7 +6,6 @@ topic's settings are and how it is made, changed and deleted is the Store's.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import threading
 import uuid
@@ -48,8 +47,7 @@ def partition_number(number: object) -> int:
     return operator.index(number)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PartitionDescription:
+class PartitionDescription(NamedTuple):
     """One partition in figures.  Timestamps are -1 when it holds no record."""
 
     partition: int
@@ -62,8 +60,7 @@ class PartitionDescription:
     last_timestamp: int  # the greatest
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TopicDescription:
+class TopicDescription(NamedTuple):
     """A topic in figures: its settings that are not the default, and each partition."""
 
     name: str

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import Directory, with_checksum, without_checksum
@@ -29,8 +30,7 @@ log = logging.getLogger("logstore.checkpoint")
 Offsets = dict[TopicPartition, int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reconciled:
+class Reconciled(NamedTuple):
     """A checkpoint as it may be believed; `foreign`: someone else has written it since."""
 
     offsets: Offsets

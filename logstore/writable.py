@@ -23,7 +23,7 @@ from logstore import _native
 from logstore._files import segment_name
 from logstore.beside import BesideWriter
 from logstore.checkpoint import read_leader_epochs
-from logstore.clock import SystemClock
+from logstore.clock import ClockGuard, SystemClock
 from logstore.config import wants_fsync
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
@@ -39,7 +39,6 @@ from logstore.failed_sync import FailedSync
 from logstore.leadership import EPOCH_MAX, Leadership
 from logstore.readable import ReadableLog, check_int
 from logstore.recovery import LoadedLog
-from logstore.retention import ClockGuard
 from logstore.segment import Segment, SegmentContents, empty_contents
 from logstore.stable import StableStorage
 from logstore.view import View

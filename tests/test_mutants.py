@@ -726,7 +726,7 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
     "sync: a failed one counts": (failed_sync, "logstore.commit.GroupCommit._lead", believe),
     "clock: every leap is believed": (
         leaping_clock,
-        "logstore.retention.ClockGuard.look",
+        "logstore.clock.ClockGuard.look",
         lambda self, wall_ms, steady: wall_ms,
     ),
     "compaction: beyond what is stable": (

@@ -6,7 +6,6 @@ wrote.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ class Log:
         self.aborted: list[AbortedTransaction] = []
 
     def append(self, header: BatchHeader, origin: str = "leader") -> BatchSpan | None:
-        header = dataclasses.replace(header, base_offset=self.end)
+        header = header._replace(base_offset=self.end)
         admission = self.state.admit([(header, None)], origin)  # type: ignore[arg-type]
         if admission.duplicate is None:
             self.aborted += self.state.commit(admission)

@@ -22,7 +22,8 @@ from logstore import (
     RetentionDecision,
     RetentionPolicy,
 )
-from logstore.retention import ClockGuard, SegmentFacts
+from logstore.clock import ClockGuard
+from logstore.retention import SegmentFacts
 from tests.conftest import MakeLog
 
 DAY = 86_400_000

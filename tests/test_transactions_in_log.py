@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shutil
 import threading
@@ -178,7 +177,7 @@ def test_a_wrong_greatest_time_is_put_right(make_log: MakeLog) -> None:
 
 def change(raw: bytes, **fields: int) -> bytes:
     """The batch with other header fields, and a checksum that is right for them."""
-    return with_header(dataclasses.replace(BatchHeader.parse(raw), **fields), raw[61:])
+    return with_header(BatchHeader.parse(raw)._replace(**fields), raw[61:])
 
 
 def flipped(raw: bytes) -> bytes:

@@ -10,7 +10,7 @@ FUZZ_SECONDS ?= 60
 KILLS ?= 10000
 IMAGES ?= 5000
 TSAN_ROUNDS ?= 30
-WORKERS ?= 2
+WORKERS ?= 3
 LOGSTORE_BUILD ?= release
 export LOGSTORE_BUILD
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -36,7 +36,7 @@ TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 
 help:
 	@echo 'make demo       append, scan, crash, recover: the engine at work, in a minute'
-	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer", WORKERS=2)'
+	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer", WORKERS=3)'
 	@echo 'make campaigns  the tests that take too long for every run'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make docs       docs/reference.md from the docstrings, and the site in build/site'

@@ -7,6 +7,7 @@ CC := gcc
 endif
 CLANG ?= clang
 FUZZ_SECONDS ?= 60
+DECODER_SECONDS ?= 10
 KILLS ?= 10000
 IMAGES ?= 5000
 TSAN_ROUNDS ?= 30
@@ -44,7 +45,7 @@ help:
 	@echo 'make crash      crash every protocol at every call, CRASH_STATES=1000000'
 	@echo 'make core-test  only the C core, no Python'
 	@echo 'make asan       pytest on an extension built with ASan+UBSan'
-	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang)'
+	@echo 'make fuzz       libFuzzer on the C core, FUZZ_SECONDS=60 each (clang), and the Python decoders'
 	@echo 'make kill       kill -9 of a writer under load, KILLS=10000 times, checked by a ledger'
 	@echo 'make powercut   power cuts on a real ext4 by block replay, IMAGES=5000 (root)'
 	@echo 'make tsan       threads on the C core under ThreadSanitizer, TSAN_ROUNDS=30'
@@ -213,7 +214,7 @@ tsan:
 .SECONDARY:
 
 # New inputs go to build/fuzz/corpus; an input that crashes stays as build/fuzz/<target>-crash-*.
-fuzz:
+fuzz: build
 	@mkdir -p build; \
 	$(has_fuzzer) || { $(call apt,clang); }; \
 	$(has_fuzzer) || { $(call apt,libclang-rt-$$($(CLANG) -dumpversion | cut -d. -f1)-dev); }; \
@@ -234,6 +235,7 @@ fuzz:
 		printf '%-7s %-13s %12d executions in %d s\n' fuzz $$target $$runs $(FUZZ_SECONDS); \
 	done; \
 	printf '%-7s %-13s %12d executions, no finding\n' fuzz 'all targets' $$total
+	@$(PY) -m tests.decoder_fuzz --seconds $(DECODER_SECONDS)
 
 # ---- lint -----------------------------------------------------------------------------------
 

@@ -57,6 +57,6 @@ class ProducerIds:
             return max(FIRST, int(content["next"]))
         except FileNotFoundError:
             return FIRST + max(0, self._time_ms())
-        except (LookupError, TypeError, ValueError, RecursionError):
+        except (LookupError, TypeError, ValueError, RecursionError, OverflowError):
             # Written atomically: this is someone's doing, or damage.  The clock is ahead of it.
             return FIRST + max(0, self._time_ms())

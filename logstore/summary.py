@@ -44,7 +44,7 @@ class SegmentSummary(NamedTuple):
                 size, crc = map(int, aborted)
                 aborted = (size, crc)
             found = cls(**fields, aborted=aborted)
-        except (OSError, TypeError, ValueError, AttributeError, RecursionError):
+        except (OSError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
             return None
         if found.size_bytes != size_bytes or type(found.min_timestamp) is not int:
             return None

@@ -70,7 +70,7 @@ class SwapPlan(NamedTuple):
             and self.old[:1] == (new.base_offset,)
             and list(self.old) == sorted(set(self.old))
             and new.suffixes[:1] == (".log",)
-            and set(new.suffixes) <= set(SEGMENT_SUFFIXES)
+            and all(suffix in SEGMENT_SUFFIXES for suffix in new.suffixes)
         )
 
     def is_sound(self, directory: Directory) -> bool:

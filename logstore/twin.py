@@ -74,7 +74,9 @@ class CheckpointTwin:
                     for name, file in files.items()
                 },
             )
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (
+            AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError
+        ) as error:  # fmt: skip
             log.warning("%s cannot be read (%s): ignored", directory.path / cls.NAME, str(error))
             return cls({}, {})
 

@@ -392,7 +392,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Directory, *, root: bool = False) -> None:
         self._files: list[_native.File] = []
-        self._named: _native.File | None = None  # the one that says whose lock it is
+        self._named = False  # whether the first of them says whose lock it is
         self._pid = os.getpid()
         self._root: DirectoryLock | None = None  # kept alive by those who share it
         self.created = root and not directory.exists(self.NAME)
@@ -401,7 +401,7 @@ class DirectoryLock:
             with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
                 file.truncate(0)
                 file.pwrite(f"{os.getpid()} {boot_id()}\n".encode(), 0)
-                self._named = file
+                self._named = True
             if not root:
                 self._take_part(directory.path.absolute().parent)
         except BaseException:
@@ -432,7 +432,7 @@ class DirectoryLock:
     def share(self) -> DirectoryLock:
         """For a partition below the root that this lock is for: the root's lock serves it, too."""
         shared = DirectoryLock.__new__(DirectoryLock)
-        shared._files, shared._named, shared._root, shared.created = [], None, self, False
+        shared._files, shared._named, shared._root, shared.created = [], False, self, False
         shared._pid = self._pid
         return shared
 
@@ -460,12 +460,14 @@ class DirectoryLock:
         the lock next is not taken for us until it has written its own.
         """
         self._root = None
+        # Held by this frame alone: what an interrupt keeps from its turn is closed with it.
         files, self._files = self._files, []
+        ours = self._pid == os.getpid()
+        if ours and self._named and files:
+            with contextlib.suppress(OSError):
+                files[0].truncate(0)
         for file in files:
-            if self._pid == os.getpid():
-                if file is self._named:
-                    with contextlib.suppress(OSError):
-                        file.truncate(0)
+            if ours:
                 _give_lock_back(file.fileno())
             file.close()
 

@@ -9,6 +9,7 @@ One module for each family of verbs; `command` is the root that finds them.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -24,4 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print('the logstore command needs click: pip install "logstore[cli]"', file=sys.stderr)
         return 1
-    return run(arguments)
+    code = run(arguments)
+    if arguments is None:
+        # The process ends here: without this the interpreter looks through all that was imported
+        # for cycles, which takes a fifth of the time of a short command.
+        gc.freeze()
+    return code

@@ -350,8 +350,10 @@ class _Mender:
             files[".txnindex"] = directory.read(segment_name(base, ".txnindex"))
         found = digest_of(directory, target)
         assert found is not None
-        digests = {suffix: digest(content) for suffix, content in files.items()}
-        files[DIGEST_SUFFIX] = SegmentDigest(found, digests).encode()
+        if base != max(base_offset_of(each) for each in directory.names() if each.endswith(".log")):
+            # Of sealed ones alone: the last is appended to.
+            digests = {suffix: digest(content) for suffix, content in files.items()}
+            files[DIGEST_SUFFIX] = SegmentDigest(found, digests).encode()
         for suffix, content in files.items():
             directory.write(f"{segment_name(base, suffix)}.cleaned", content, sync=True)
         directory.sync()

@@ -60,11 +60,20 @@ open.__doc__ = open_store.__doc__
 def _finish_transactions(store: Store, *, abort_ongoing: bool) -> None:
     from logstore.transactions.service import Transactions
 
+    # As with a partition that cannot be opened, everything else can be used.  While something is in
+    # `failed`, closing leaves no mark of a clean shutdown: the next open tries again.
+    failed: dict[str, BaseException] = {}
     try:
-        concerned = Transactions.of(store).recover(abort_ongoing=abort_ongoing)
+        transactions = Transactions.of(store)
+        for number, error in transactions.unreadable.items():
+            failed[f"{TRANSACTION_STATE}-{number}"] = error
+        concerned = transactions.recover(abort_ongoing=abort_ongoing)
     except (LogStoreError, OSError) as error:
-        # As with a partition that cannot be opened, everything else can be used.
-        log.warning("transactions could not be finished: %s; the next open tries again", str(error))
+        failed[TRANSACTION_STATE] = error
     else:
         if concerned:
             log.info("finished or aborted transactions of %s", ", ".join(concerned))
+    for name, fault in failed.items():
+        store.recovery.failed.setdefault(name, fault)
+        log.warning("%s: transactions could not be finished: %s; the next open tries again",
+                    name, str(fault))  # fmt: skip

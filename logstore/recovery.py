@@ -279,6 +279,7 @@ class _Loader:
         if not bases:
             start = state.start_offset if state else 0
             self.report.clean = not names or state is not None
+            start = self.without_segments(state, start)
             for name in names:
                 if name.endswith(".snapshot") and not self.readonly:
                     self.remove(name)  # of a log that is gone
@@ -326,6 +327,24 @@ class _Loader:
                 return loaded
             return self.restart_at(start, loaded)
         return loaded
+
+    def without_segments(self, state: PartitionState | None, start: int) -> int:
+        """Where a log goes on that has no file any more: behind all that it was known to have.
+
+        What a broker knows of it (`own_state` is false) says nothing of its end.
+        """
+        if not self.own_state:
+            return start
+        end = max(DurableMark.read(self.directory), state.end_offset if state else 0)
+        if end <= start:
+            return start
+        path = self.directory.path / segment_name(start, ".log")
+        damage = Damage(path, 0, 0, range(start, end), "all segments are missing")
+        self.report.clean = False
+        self.report.damage.append(damage)
+        if not self.readonly:
+            log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
+        return end
 
     # ---- the directory ----
 
@@ -470,7 +489,7 @@ class _Loader:
         if not self.readonly:
             self.mark = DurableMark.read(self.directory)
         mark = self.mark if self.own_state else -1
-        durable = max(mark, recovery_point) if state else 0
+        durable = max(mark, recovery_point)
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
         if self.failed is not None:
             same_boot = False  # as after a power cut: any page may be the old one

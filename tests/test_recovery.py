@@ -18,6 +18,7 @@ import pytest
 from logstore import (
     CorruptLogError,
     NotALogError,
+    OffsetOutOfRangeError,
     Partition,
     PartitionConfig,
     Record,
@@ -584,6 +585,32 @@ def test_unreadable_side_files_only_cost_a_check(
         (crashed / name).write_bytes(content)
     with open_log(crashed) as again:
         assert values(again) == [b"%d" % i for i in range(30)]
+
+
+@pytest.mark.parametrize("state", ["there", "lost"])
+def test_offsets_of_a_log_whose_files_are_gone_are_not_given_out_again(
+    make_log: MakeLog, state: str
+) -> None:
+    log = make_log()
+    log.extend([b"%d" % i for i in range(10)])
+    log.close()
+    (log.path / f"{0:020d}.log").unlink()
+    if state == "lost":
+        (log.path / "logstore.state").unlink()
+    with make_log(readonly=True) as reader:
+        assert [damage.offsets for damage in reader.recovery.damage] == [range(10)]
+    log = make_log()
+    assert not log.recovery.clean
+    assert [damage.offsets for damage in log.recovery.damage] == [range(10)]
+    assert "missing" in log.recovery.damage[0].reason
+    with pytest.raises(OffsetOutOfRangeError):
+        log[5]
+    assert log.append(b"next") == 10
+    log.close()
+    log = make_log()
+    assert log.recovery.clean
+    assert [record.offset for record in log] == [10]
+    log.check()
 
 
 def test_a_log_that_ends_below_its_start_begins_anew(make_log: MakeLog) -> None:

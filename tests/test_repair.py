@@ -127,6 +127,7 @@ def test_damage_is_cut_out_and_kept(path: Path, which: int) -> None:
         found = {record.offset: record.value for record in log}
         assert found == {i: b"value %03d" % i + bytes(40) for i in range(120) if i != lost}
         assert log.append(b"next") == 120
+        assert [p for p in log.check() if p.severity != Severity.NOTE] == []
     receipt = json.loads((path / "logstore.repair-1.json").read_text())
     step = receipt["done"][0]
     assert step["before"][0] == len(damaged)
@@ -145,6 +146,19 @@ def test_a_digest_that_does_not_match_is_noted_anew_with_consent(path: Path) -> 
 def test_someone_else_who_writes_keeps_a_repair_out(path: Path) -> None:
     with Partition.open(path, config=CONFIG), pytest.raises(logstore.LockedError):
         repair(path, dry_run=False, config=CONFIG)
+
+
+def test_mending_one_file_does_not_cost_the_records_behind_damage_in_another(path: Path) -> None:
+    """The state is made anew, and with it goes what it knew of the machine's boot."""
+    flip(sorted(path.glob("*.log"))[1], 100)
+    flip(path / "logstore.state", 100)
+    done = repair(path, dry_run=False, config=CONFIG)
+    assert [(step.action, step.loses) for step in done.steps] == [("set-aside", ())]
+    assert [problem.kind for problem in done.left] == [ProblemKind.DAMAGED_BATCH]
+    with Partition.open(path, config=CONFIG) as log:
+        assert sum(1 for _ in log.scan(on_corrupt="skip")) == 119
+        assert log.end_offset == 120
+        assert not log.recovery.torn
 
 
 # ---- stores ----
@@ -174,6 +188,20 @@ def test_a_store_is_repaired_as_a_whole(root: Path) -> None:
         assert sum(1 for _ in store["orders"][0]) == 50
         assert sum(1 for _ in store["orders"][1]) == 49
         assert store["orders"].id is not None
+
+
+def test_a_repaired_active_segment_can_be_appended_to(make_store: MakeStore) -> None:
+    store = make_store()
+    store.create_topic("orders")[0].extend([b"%d" % i for i in range(3)])
+    for i in range(3, 10):
+        store["orders"].append(b"%d" % i)
+    store.close()
+    log_file = store.path / "orders-0" / f"{0:020d}.log"
+    flip(log_file, second_batch(log_file) + 70)
+    repair(store.path, dry_run=False, accept_loss=True)
+    with logstore.open(store.path) as again:
+        assert again["orders"][0].append(b"next") == 10
+        assert [p for p in again.check() if p.severity != Severity.NOTE] == []
 
 
 def test_a_catalogue_that_cannot_be_read_is_set_aside_with_consent(root: Path) -> None:

@@ -16,6 +16,7 @@ import logstore
 from logstore import (
     ClosedError,
     ConfigError,
+    CorruptLogError,
     DiskFullError,
     FencedError,
     ManualClock,
@@ -584,3 +585,42 @@ def test_an_interrupt_while_committing_decides_by_the_log(
             assert new in ([b"next"], [mine, b"next"])
             assert (mine in new) == (mine in committed(store, "a"))
             assert all(not log.ongoing_transactions for t in store for log in store[t])
+
+
+def test_damage_in_the_states_of_some_ids_leaves_the_others_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what could not be finished is finished once the file is whole again."""
+    with Producer(store, "P") as producer, producer.transaction() as tx:
+        tx.send("b", b"of P")
+    killed = tmp_path / "killed"
+    mark = Transactions._mark
+
+    def copy_first(self: Transactions, effect: Any) -> None:
+        if not killed.exists():
+            shutil.copytree(store.path, killed)
+        mark(self, effect)
+
+    numbers = {name: coordinator_partition(name, 50) for name in "PQR"}
+    assert len(set(numbers.values())) == 3
+    monkeypatch.setattr(Transactions, "_mark", copy_first)
+    with Producer(store, "Q") as producer, producer.transaction() as tx:
+        tx.send("b", b"of Q")
+    log_of_p = killed / f"{TRANSACTION_STATE}-{numbers['P']}" / f"{0:020d}.log"
+    good = log_of_p.read_bytes()
+    log_of_p.write_bytes(good[:80] + bytes([good[80] ^ 1]) + good[81:])
+    with logstore.open(killed) as again:
+        assert list(again.recovery.failed) == [f"{TRANSACTION_STATE}-{numbers['P']}"]
+        assert committed(again, "b") == [b"of P", b"of Q"]
+        with pytest.raises(CorruptLogError):
+            Producer(again, "P")
+        with pytest.raises(CorruptLogError):
+            Transactions.of(again).list()
+        with Producer(again, "R") as producer, producer.transaction() as tx:
+            tx.send("b", b"of R")
+        assert committed(again, "b") == [b"of P", b"of Q", b"of R"]
+    log_of_p.write_bytes(good)
+    with logstore.open(killed) as again:
+        assert not again.recovery.clean  # it was not forgotten
+        assert not again.recovery.failed
+        assert Transactions.of(again).describe("P").state == "CompleteCommit"

@@ -96,6 +96,8 @@ class Transactions(Closeable):
         self._producers: weakref.WeakSet[LiveProducer] = weakref.WeakSet()
         self._highest_id = -1
         self._closing = False
+        # By number: partitions of the log that cannot be read.  Their ids cannot be used.
+        self.unreadable: dict[int, LogStoreError | OSError] = {}
         self._load()
 
     @classmethod
@@ -113,7 +115,10 @@ class Transactions(Closeable):
         if TRANSACTION_STATE in self._store:
             topic = self._store[TRANSACTION_STATE]
             for number in list(topic._numbers):
-                self._replay(topic[number], machine)
+                try:
+                    self._replay(topic[number], machine)
+                except (LogStoreError, OSError) as error:
+                    self.unreadable[number] = error
         self._machine = machine
         for known in machine:
             self._highest_id = max(self._highest_id, known.producer_id, known.next_producer_id)
@@ -266,6 +271,9 @@ class Transactions(Closeable):
         with self._lock:
             if self._closing:
                 raise ClosedError(f"the store {self._store.path} is closed")
+            unreadable = self.unreadable.get(self._number_of(transactional_id))
+            if unreadable is not None:
+                raise unreadable
             self._settled(transactional_id)
             effect = request(self._clock.time_ms())
         self._drive(effect, look)
@@ -439,7 +447,10 @@ class Transactions(Closeable):
         """All transactional ids, by name; or those whose transaction is not over."""
         with self._lock:
             if self._store.readonly:
+                self.unreadable.clear()
                 self._load()
+            for error in self.unreadable.values():
+                raise error
             found = [self._described(known) for known in self._machine]
         return tuple(each for each in found if each.is_open or not open_only)
 

@@ -195,7 +195,7 @@ class ProducerState:
             if origin == "leader" and (span := entry.find(header)) is not None:
                 return Admission(duplicate=span)
             _check_data(entry, header, origin)
-            admission.entries[header.producer_id] = _after_data(entry, header, admission)
+            admission.entries[header.producer_id] = _after_data(entry, header, origin, admission)
         return admission
 
     def commit(self, admission: Admission) -> list[AbortedTransaction]:
@@ -283,12 +283,21 @@ def _check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin) -> No
         )
 
 
-def _after_data(entry: ProducerEntry, header: BatchHeader, admission: Admission) -> ProducerEntry:
+def _after_data(
+    entry: ProducerEntry, header: BatchHeader, origin: Origin, admission: Admission
+) -> ProducerEntry:
     span = BatchSpan(
         header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
     )
     before = entry.batches if header.producer_epoch == entry.epoch else ()
     start = entry.transaction_start
+    if start >= 0 and header.producer_epoch > entry.epoch and origin == "replay":
+        # An epoch begins behind the marker that ends what was open: damage hides this one, and
+        # how it ended is not known.  What may have been aborted is not shown.
+        admission.completed.append(
+            CompletedTransaction(entry.producer_id, start, header.base_offset - 1, True)
+        )
+        start = -1
     if header.transactional and start < 0:
         start = header.base_offset
         admission.opened[start] = entry.producer_id

@@ -26,6 +26,7 @@ from logstore import (
     Record,
     RecordTooLargeError,
     UnsupportedFormatError,
+    repair,
 )
 from logstore.batch import BatchHeader, EndMarker, split, with_header
 from logstore.clock import ManualClock
@@ -898,6 +899,41 @@ def test_damage_that_hides_a_marker_keeps_the_transaction_open(
             values(again.scan(isolation="read_committed"))
         skipping = again.scan(isolation="read_committed", on_corrupt="skip")
         assert values(skipping) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("how", ["killed", "repaired"])
+def test_damage_that_hides_an_abort_shows_nothing_of_it(
+    make_log: MakeLog, tmp_path: Path, how: str
+) -> None:
+    """The next transaction of the producer is of another epoch: this one must have ended."""
+    log = make_log()
+    log.append(b"before")
+    Producing(log, 1, epoch=0).transact(b"aborted")
+    position = log.segments[-1].size_bytes
+    log.end_transaction(1, 1, commit=False)
+    later = Producing(log, 1, epoch=1)
+    later.transact(b"committed")
+    later.end(commit=True)
+    if how == "killed":
+        path = crash(log, tmp_path / "crashed" / "orders-0")
+    else:
+        path = log.path
+        log.close()
+    (file,) = path.glob("*.log")
+    content = bytearray(file.read_bytes())
+    content[position + 70] ^= 1
+    file.write_bytes(content)
+    if how == "repaired":
+        repair(path, dry_run=False, accept_loss=True)
+    with Partition.open(path, durability="os") as again:
+        skipping = again.scan(isolation="read_committed", on_corrupt="skip")
+        assert values(skipping) == [b"before", b"committed"]
+        assert again.aborted_transactions() == [(1, 1, 2, 3)]
+        assert again.ongoing_transactions == []
+        again.close()
+    with Partition.open(path, durability="os") as again:
+        skipping = again.scan(isolation="read_committed", on_corrupt="skip")
+        assert values(skipping) == [b"before", b"committed"]
 
 
 def test_what_a_broker_wrote_gives_the_brokers_files(make_log: MakeLog) -> None:

@@ -27,6 +27,7 @@ from logstore import (
     TransactionStateError,
 )
 from logstore.appendable import AppendableLog
+from logstore.batch import EndMarker, split
 from logstore.internal_topics import TRANSACTION_STATE, coordinator_partition
 from logstore.offsets import OffsetBook
 from logstore.testing import Fault, inject_io
@@ -624,3 +625,33 @@ def test_damage_in_the_states_of_some_ids_leaves_the_others_alone(
         assert not again.recovery.clean  # it was not forgotten
         assert not again.recovery.failed
         assert Transactions.of(again).describe("P").state == "CompleteCommit"
+
+
+def test_offsets_of_an_aborted_transaction_stay_out_when_damage_hides_its_marker(
+    store: Store,
+) -> None:
+    with Producer(store, "P") as producer:
+        for number, offset in enumerate((10, 666, 30)):
+            with contextlib.suppress(ZeroDivisionError), producer.transaction() as tx:
+                tx.commit_offsets({("a", number): offset}, group_id="g")
+                producer.flush()
+                if offset == 666:
+                    raise ZeroDivisionError
+    wanted = {("a", 0): 10, ("a", 2): 30}
+    assert offsets_of(store, "g") == wanted
+    store.close()
+    (directory,) = store.path.glob("__consumer_offsets-*")
+    path = directory / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    position = 0
+    for header, raw in split(bytes(content)):
+        marker = EndMarker.parse(raw) if header.control else None
+        if marker is not None and not marker.commit:
+            content[position + header.size_bytes - 2] ^= 1
+        position += header.size_bytes
+    path.write_bytes(content)
+    with logstore.open(store.path) as again, pytest.raises(CorruptLogError):
+        offsets_of(again, "g")
+    logstore.repair(store.path, dry_run=False, accept_loss=True)
+    with logstore.open(store.path) as again:
+        assert offsets_of(again, "g") == wanted

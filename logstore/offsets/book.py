@@ -340,6 +340,8 @@ def _replay(log: Partition, ledger: Ledger, end: int) -> None:
             marker = EndMarker.parse(raw)
             if marker is not None:
                 ledger.end_transaction(header.producer_id, marker.commit)
+        elif header.transactional:
+            ledger.go_on(header.producer_id, header.producer_epoch)
         producer_id = header.producer_id if header.transactional else -1
         while record is not None and record.offset < header.next_offset:
             ledger.see(record.offset, record.key, record.value, producer_id=producer_id)

@@ -60,6 +60,7 @@ class Ledger:
     def __init__(self) -> None:
         self.groups: dict[str, GroupEntry] = {}
         self.next_offset = 0
+        self._epochs: dict[int, int] = {}  # of producers whose transactions are open
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """The offsets of a group; those of transactions that are not over do not count."""
@@ -99,8 +100,19 @@ class Ledger:
         else:
             _keep_newer(entry, partition, noted)
 
+    def go_on(self, producer_id: int, epoch: int) -> None:
+        """A producer appends to its transaction, or begins one.
+
+        An epoch begins behind a marker.  Where offsets of an earlier one still wait, damage hides
+        the marker: they may have been aborted, and do not count.
+        """
+        if epoch > self._epochs.get(producer_id, epoch):
+            self.end_transaction(producer_id, commit=False)
+        self._epochs[producer_id] = epoch
+
     def end_transaction(self, producer_id: int, commit: bool) -> None:
         """A marker: the producer's offsets count from now on, or never."""
+        self._epochs.pop(producer_id, None)
         for group, entry in list(self.groups.items()):
             pending = entry.pending.pop(producer_id, None)
             if pending is not None and commit:

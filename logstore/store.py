@@ -167,6 +167,7 @@ class Store(Mapping[str, Topic], Closeable):
         self._owner: DirectoryLock | None = None
         self._reserve = Reserve(directory, 0)
         self._closed = False
+        self._dropped = False  # nothing is open any more
         self._forked = False
         self._topics: dict[str, Topic] = {}
         self._catalogue = Catalogue(directory, {})
@@ -891,13 +892,18 @@ class Store(Mapping[str, Topic], Closeable):
         errors: list[BaseException] = []
         if not (self._closed or self._forked):
             # The newest first, and without the lock: their threads may need it to come to an end.
+            # One that an interrupt stops stays, and is closed when close() is called again.
             while self._companions:
+                kind, companion = next(reversed(self._companions.items()))
                 try:
-                    self._companions.popitem()[1].close()
+                    companion.close()
                 except Exception as error:  # noqa: BLE001  raised below, with the others
                     errors.append(error)
+                self._companions.pop(kind, None)
         with self._lock:
             if self._closed:
+                if not self._dropped:  # an interrupt came before the end
+                    self._drop()
                 return
             self._closed = True  # from now on no partition is opened
             for topic in self._topics.values():
@@ -955,6 +961,7 @@ class Store(Mapping[str, Topic], Closeable):
         if self._owner is not None:
             self._owner.release()
         _open_stores.discard(self)
+        self._dropped = True
 
     def _check_usable(self) -> None:
         if self._forked:

@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ from logstore import (
     FencedError,
     OffsetOutOfRangeError,
     Partition,
+    Producer,
     Store,
+    Transactions,
 )
 from logstore._files import Directory
 from logstore.root import CleanShutdown
@@ -437,3 +441,45 @@ def test_a_catalogue_nested_too_deeply_is_an_error(make_store: MakeStore) -> Non
     (make_store().path / "logstore.topics").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"logstore\.topics cannot be read"):
         make_store(readonly=True)
+
+
+# ---- an interrupt while closing ----
+
+
+def _interrupt_in(function: Any) -> None:
+    """Ctrl-C as soon as this is called, once."""
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is function.__code__ and event == "call":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    sys.settrace(trace)
+
+
+def test_a_close_that_was_interrupted_is_finished_by_the_next(make_store: MakeStore) -> None:
+    store = make_store()
+    store.create_topic("orders")
+    _interrupt_in(Store._drop)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    store.close()
+    with logstore.open(store.path) as again:
+        assert list(again) == ["orders"]
+
+
+def test_an_interrupted_close_does_not_forget_open_transactions(make_store: MakeStore) -> None:
+    store = make_store()
+    store.create_topic("orders")
+    transaction = Producer(store, "P").transaction()
+    transaction.__enter__()
+    transaction.send("orders", b"x").result()
+    _interrupt_in(Transactions.recover)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    assert not store.closed
+    store.close()
+    with logstore.open(store.path) as again:
+        log = again["orders"][0]
+        assert log.ongoing_transactions == []
+        assert log.last_stable_offset == log.end_offset

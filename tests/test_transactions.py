@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -655,3 +657,50 @@ def test_offsets_of_an_aborted_transaction_stay_out_when_damage_hides_its_marker
     logstore.repair(store.path, dry_run=False, accept_loss=True)
     with logstore.open(store.path) as again:
         assert offsets_of(again, "g") == wanted
+
+
+def test_an_interrupt_before_the_first_step_leaves_nothing_under_way(store: Store) -> None:
+    with Producer(store, "P") as producer:
+        for wanted in range(1, 4):
+            calls = 0
+
+            def trace(frame: FrameType, event: str, argument: object, wanted: int = wanted) -> None:
+                nonlocal calls
+                if frame.f_code is Transactions._drive.__code__ and event == "call":
+                    calls += 1
+                    if calls == wanted:
+                        sys.settrace(None)
+                        raise KeyboardInterrupt
+
+            sys.settrace(trace)
+            with contextlib.suppress(KeyboardInterrupt), producer.transaction() as tx:
+                tx.send("b", b"%d" % wanted)
+            sys.settrace(None)
+            with producer.transaction() as tx:
+                tx.send("b", b"after %d" % wanted)
+    assert [value for value in committed(store, "b") if value and value.startswith(b"after")] == [
+        b"after 1",
+        b"after 2",
+        b"after 3",
+    ]
+
+
+def test_one_partition_that_cannot_be_opened_keeps_no_other_transaction_open(
+    store: Store, tmp_path: Path
+) -> None:
+    store.create_topic("bad")
+    producers = [Producer(store, name) for name in "AB"]
+    for producer, topics in zip(producers, (("bad", "a"), ("b",)), strict=True):
+        transaction = producer.transaction()
+        transaction.__enter__()
+        for topic in topics:
+            transaction.send(topic, b"open", partition=0).result()
+    killed = shutil.copytree(store.path, tmp_path / "killed")
+    shutil.rmtree(killed / "bad-0")
+    again = logstore.open(killed)
+    for topic in "ab":
+        again[topic].append(b"later", partition=0)
+        assert [r.value for r in again[topic][0].scan(isolation="read_committed")] == [b"later"]
+    assert TRANSACTION_STATE in again.recovery.failed
+    with pytest.raises(FileNotFoundError):
+        again.close()

@@ -86,6 +86,10 @@ class TransactionCoordinator:
         """What is known of an id."""
         return self._known.get(transactional_id)
 
+    def under_way(self, transactional_id: str) -> Effect | None:
+        """What is being carried out for an id."""
+        return self._under_way.get(transactional_id)
+
     def is_under_way(self, transactional_id: str) -> bool:
         """Whether an effect of it was given out and not answered."""
         return transactional_id in self._under_way

@@ -15,12 +15,13 @@ Threads share it: requests of one id take turns, those of different ids share th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from logstore.clock import Clock, SystemClock
@@ -96,6 +97,8 @@ class Transactions(Closeable):
         self._producers: weakref.WeakSet[LiveProducer] = weakref.WeakSet()
         self._highest_id = -1
         self._closing = False
+        # By id: the thread that carries out what is under way for it.
+        self._drivers: dict[str, int] = {}
         # By number: partitions of the log that cannot be read.  Their ids cannot be used.
         self.unreadable: dict[int, LogStoreError | OSError] = {}
         self._load()
@@ -166,10 +169,8 @@ class Transactions(Closeable):
                 self._carry_out(effect)
             except BaseException:
                 with self._lock:
-                    self._machine.failed(effect)
-                    self._read_again(effect)
+                    self._failed(effect)
                     look()
-                    self._changed.notify_all()
                 raise
             with self._lock:
                 following = self._machine.done(effect, self._clock.time_ms())
@@ -177,8 +178,32 @@ class Transactions(Closeable):
                 if isinstance(effect, Append):
                     self._appended(effect)
                 if following is None:
+                    self._drivers.pop(effect.transactional_id, None)
                     self._changed.notify_all()
             effect = following
+
+    def _failed(self, effect: Effect) -> None:
+        """An effect was not carried out, or nobody can tell; under the lock."""
+        self._drivers.pop(effect.transactional_id, None)
+        self._machine.failed(effect)
+        self._read_again(effect)
+        self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _driving(self, transactional_id: str) -> Iterator[None]:
+        """Around a request and what follows from it: an interrupt leaves nothing under way.
+
+        It may come at any instruction, also between the machine's answer and the first step.
+        """
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                effect = self._machine.under_way(transactional_id)
+                ours = self._drivers.get(transactional_id) == threading.get_ident()
+                if effect is not None and ours:
+                    self._failed(effect)
+            raise
 
     def _appended(self, effect: Append) -> None:
         known = effect.metadata
@@ -206,12 +231,10 @@ class Transactions(Closeable):
     def _mark(self, effect: Mark) -> None:
         coordinator_epoch = self._partition_of(effect.transactional_id).leader_epoch
         marked: list[tuple[Partition, int]] = []
+        errors: list[LogStoreError | OSError] = []
         for topic, number in sorted(effect.partitions):
             try:
                 partition = self._store[topic][number]
-            except (UnknownTopicError, IndexError):
-                continue  # deleted since, and its records with it
-            try:
                 at = partition.end_transaction(
                     effect.producer_id,
                     effect.producer_epoch,
@@ -219,12 +242,19 @@ class Transactions(Closeable):
                     coordinator_epoch=coordinator_epoch,
                     durability="os",
                 )
+            except (UnknownTopicError, IndexError):
+                continue  # deleted since, and its records with it
             except FencedError:
                 continue  # the marker was written before, and the producer went on
-            marked.append((partition, at))
+            except (LogStoreError, OSError) as error:
+                errors.append(error)  # the others get theirs; all are tried again
+            else:
+                marked.append((partition, at))
         for partition, at in marked:
             if partition.durability == "fsync":
                 partition.make_durable(range(at, at + 1))
+        if errors:
+            raise errors[0]
 
     def _read_again(self, effect: Effect) -> None:
         """What the log says of an id, after an effect that failed; under the lock."""
@@ -254,6 +284,7 @@ class Transactions(Closeable):
             known = self._machine.get(transactional_id)
             if known is None or not known.state.is_prepared:
                 return
+            self._drivers[transactional_id] = threading.get_ident()
             effect = self._machine.resume(transactional_id)
             self._lock.release()
             try:
@@ -268,15 +299,17 @@ class Transactions(Closeable):
         look: Callable[[], None] = lambda: None,
     ) -> None:
         """Have the machine answer a request, and carry out what it says."""
-        with self._lock:
-            if self._closing:
-                raise ClosedError(f"the store {self._store.path} is closed")
-            unreadable = self.unreadable.get(self._number_of(transactional_id))
-            if unreadable is not None:
-                raise unreadable
-            self._settled(transactional_id)
-            effect = request(self._clock.time_ms())
-        self._drive(effect, look)
+        with self._driving(transactional_id):
+            with self._lock:
+                if self._closing:
+                    raise ClosedError(f"the store {self._store.path} is closed")
+                unreadable = self.unreadable.get(self._number_of(transactional_id))
+                if unreadable is not None:
+                    raise unreadable
+                self._settled(transactional_id)
+                self._drivers[transactional_id] = threading.get_ident()
+                effect = request(self._clock.time_ms())
+            self._drive(effect, look)
 
     # ---- for producers ----
 
@@ -387,6 +420,7 @@ class Transactions(Closeable):
             if transactional_id not in self._machine.timed_out(self._clock.time_ms()):
                 self._set_time_out(known)  # under way right now, or the clock went back
                 return
+            self._drivers[transactional_id] = threading.get_ident()
             effect = self._machine.abort(transactional_id, self._clock.time_ms())
         log.warning("%r: aborted, open for more than %d ms", transactional_id, known.timeout_ms)
         self._drive(effect)
@@ -412,19 +446,28 @@ class Transactions(Closeable):
             ]
             names = self._machine.unfinished()
             names += open_ids if abort_ongoing else self._machine.timed_out(now)
+        errors: dict[str, LogStoreError | OSError] = {}
         for name in names:
-            self._finish(name)
+            try:
+                self._finish(name)
+            except (LogStoreError, OSError) as error:
+                errors[name] = error  # what keeps one id keeps no other
+        for name, first in errors.items():
+            first.add_note(f"while finishing the transaction of {name!r}, one of {len(errors)}")
+            raise first
         return tuple(sorted(names))
 
     def _finish(self, transactional_id: str) -> None:
         try:
-            with self._lock:
-                self._settled(transactional_id)
-                known = self._machine.get(transactional_id)
-                if known is None or known.state is not TransactionState.ONGOING:
-                    return
-                effect = self._machine.abort(transactional_id, self._clock.time_ms())
-            self._drive(effect)
+            with self._driving(transactional_id):
+                with self._lock:
+                    self._settled(transactional_id)
+                    known = self._machine.get(transactional_id)
+                    if known is None or known.state is not TransactionState.ONGOING:
+                        return
+                    self._drivers[transactional_id] = threading.get_ident()
+                    effect = self._machine.abort(transactional_id, self._clock.time_ms())
+                self._drive(effect)
         except ConcurrentTransactionsError:
             return  # someone else ends it
 

@@ -79,8 +79,8 @@ $(VENV)/.bench: $(VENV)/.where pyproject.toml
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.where pyproject.toml
-	$(SAY) pip 'installing logstore[arrow,spark], editable'
-	@$(PIP) install 'setuptools>=77' -e '.[arrow,spark]'
+	$(SAY) pip 'installing logstore[arrow,cli,spark], editable'
+	@$(PIP) install 'setuptools>=77' -e '.[arrow,cli,spark]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.where pyproject.toml

@@ -10,7 +10,8 @@ from pathlib import Path
 from benchmarks.figure import OURS
 from benchmarks.table import Row, number
 
-WIDTH, LEFT, RIGHT, ROW, TOP, FOOT = 640, 190, 80, 26, 34, 24
+WIDTH, LEFT, RIGHT, ROW, TOP, FOOT = 760, 310, 80, 26, 34, 24
+LESS_IS_BETTER = ("us", "ms", "s", "MiB")
 COLOURS = {True: "#1f6feb", False: "#9aa4b2"}
 
 
@@ -27,26 +28,33 @@ def write_plots(folder: Path, rows: Iterable[Row], titles: dict[str, str], machi
 
 def grouped(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, float]]:
     """Bar and unit -> entrant -> its figure; the work is named where one entrant has several."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    works: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     for id, figure in rows:
         if figure.value is None or not figure.peers:
             continue
-        lengths = found.setdefault((id, figure.unit), {})
+        entrants = works.setdefault((id, figure.unit), {})
         what = figure.name.partition(", against ")[0]
         for name, value in ((OURS, figure.value), *figure.peers.items()):
-            taken = lengths.get(name, value) != value
-            lengths[f"{name}: {what}" if taken else name] = value
-    return found
+            entrants.setdefault(name, {})[what] = value
+    return {
+        bar: {
+            f"{name}: {what}" if len(set(figures.values())) > 1 else name: value
+            for name, figures in entrants.items()
+            for what, value in figures.items()
+        }
+        for bar, entrants in works.items()
+    }
 
 
 def picture(title: str, unit: str, lengths: dict[str, float], machine: str) -> str:
     height = TOP + ROW * len(lengths) + FOOT
     longest = max(lengths.values()) or 1.0
+    less = " (less is better)" if unit in LESS_IS_BETTER else ""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
-        f'<text x="10" y="20" font-weight="600">{escape(title)}, {escape(unit)}</text>',
+        f'<text x="10" y="20" font-weight="600">{escape(title)}, {escape(unit)}{less}</text>',
     ]
     for place, (name, value) in enumerate(sorted(lengths.items(), key=lambda each: -each[1])):
         y = TOP + ROW * place
@@ -63,4 +71,4 @@ def picture(title: str, unit: str, lengths: dict[str, float], machine: str) -> s
 
 
 def shortened(name: str) -> str:
-    return name if len(name) <= 30 else f"{name[:29]}…"
+    return name if len(name) <= 50 else f"{name[:49]}…"

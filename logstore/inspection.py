@@ -116,7 +116,8 @@ class PartitionInspection:
         end_position: int = -1,
         offsets: range | None = None,
     ) -> None:
-        path = self._directory.path / path
+        if isinstance(path, str):
+            path = self._directory.path / path
         self._problems.append(Problem(kind, path, detail, position, end_position, offsets))
 
     def _read(self, name: str) -> bytes | None:

@@ -118,9 +118,16 @@ class Repair:
             "receipt": None if self.receipt is None else str(self.receipt),
         }
 
+    @property
+    def _idle(self) -> str:
+        errors = sum(problem.severity == "error" for problem in self.left)
+        if not errors:
+            return "nothing to do"
+        return f"nothing is mended: {errors} errors are left, and these cost records or more"
+
     def __str__(self) -> str:
         said = "would do" if self.dry_run else "did"
-        lines = [f"{said}: {step}" for step in self.steps] or ["nothing to do"]
+        lines = [f"{said}: {step}" for step in self.steps] or [self._idle]
         return "\n".join([*lines, *(f"left: {problem}" for problem in self.left)])
 
 

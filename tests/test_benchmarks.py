@@ -26,7 +26,12 @@ def test_figures_of_one_bar_and_unit_share_a_plot(tmp_path: Path) -> None:
     ]
     assert grouped(rows) == {
         ("P1", "M/s"): {OURS: 4.0, "A": 1.0, "B": 2.0},
-        ("P2", "GB/s"): {OURS: 3.0, "bare": 4.0, f"{OURS}: read": 5.0, "bare: read": 6.0},
+        ("P2", "GB/s"): {
+            f"{OURS}: write": 3.0,
+            f"{OURS}: read": 5.0,
+            "bare: write": 4.0,
+            "bare: read": 6.0,
+        },
     }
     write_plots(tmp_path / "plots", rows, {"P1": "append <fast>"}, "a machine")
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [

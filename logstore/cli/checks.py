@@ -40,7 +40,11 @@ def verify_verb(session: Session, topics: tuple[str, ...], quick: bool, notes: b
                     )
         else:
             problems = store.check(deep=not quick, on_corrupt="report", progress=progress.reached)
-    rows = [p.as_json() for p in problems if notes or p.severity != "note"]
+    rows = [
+        {**p.as_json(), "remedy": exits.as_advice(p.remedy)}
+        for p in problems
+        if notes or p.severity != "note"
+    ]
     columns = (
         plain("severity"),
         plain("kind"),
@@ -70,7 +74,7 @@ def repair_verb(session: Session, accept_loss: bool, yes: bool) -> int:
         done = repair(
             session.path, dry_run=not yes, accept_loss=accept_loss, progress=progress.reached
         )
-    session.output.one(done.as_json(), words=str(done).splitlines())
+    session.output.one(done.as_json(), words=exits.as_advice(str(done)).splitlines())
     if done.steps and not yes:
         session.output.note(UNCHANGED)
     return exits.CORRUPT if any(p.severity == "error" for p in done.left) else exits.OK

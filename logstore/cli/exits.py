@@ -11,7 +11,7 @@ import click
 
 from logstore.cli.text import printable
 
-__all__ = ["CommandError", "exit_code", "message_of", "tell"]
+__all__ = ["CommandError", "as_advice", "exit_code", "message_of", "tell"]
 
 OK: Final = 0
 USAGE: Final = 1  # the command line, or what was fed in, cannot be meant
@@ -55,18 +55,39 @@ def exit_code(error: BaseException) -> int:
     return FAILED
 
 
+# What the library advises, and how to say that on a command line.
+ADVICE = {
+    "scan(on_corrupt='skip') reads": "--skip-corrupt reads",
+    "repair(accept_loss=True)": "logstore repair --accept-loss",
+    "repair() notes": "logstore repair notes",
+    ", or open here with readonly=True": "",  # verbs choose that
+    ": exist_ok=True takes it as it is": "",  # an option of a verb
+    "logstore export() needs": "logstore export needs",
+    "logstore import() needs": "logstore import needs",
+}
+
+
+def as_advice(words: str) -> str:
+    """The words of the library for someone who has the command."""
+    for theirs, ours in ADVICE.items():
+        words = words.replace(theirs, ours)
+    return words
+
+
 def message_of(error: BaseException) -> str:
     """What to say of it, in one line."""
+    return as_advice(_message_of(error))
+
+
+def _message_of(error: BaseException) -> str:
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(message_of(each) for each in error.exceptions)
+        return "; ".join(_message_of(each) for each in error.exceptions)
     if isinstance(error, OSError) and error.errno is not None:
         words = error.strerror or errno.errorcode.get(error.errno, str(error.errno))
-        words = words.replace(", or open here with readonly=True", "")  # verbs choose that
         return f"{error.filename}: {words}" if error.filename else words
-    words = str(error).replace(": exist_ok=True takes it as it is", "")  # an option of a verb
-    return words or type(error).__name__
+    return str(error) or type(error).__name__
 
 
 def tell(error: BaseException) -> None:

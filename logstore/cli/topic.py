@@ -155,7 +155,8 @@ def show_verb(session: Session, topic: str) -> None:
             ("next deletion", _deletion(row["next_deletion"], now)),
         ]
         words += [(name, str(value)) for name, value in sorted(row["config"].items())]
-        output.one(row, words=(f"{name:<14}{text}" for name, text in words))
+        width = max(len(name) for name, _ in words) + 1
+        output.one(row, words=(f"{name:<{width}}{text}" for name, text in words))
         output.line("")
         columns = (
             number("partition"),

@@ -57,7 +57,7 @@ def _row(found: TransactionDescription) -> dict[str, Any]:
 _COLUMNS = (
     plain("transactional_id", "id"),
     plain("state"),
-    number("producer_id", "producer"),
+    plain("producer_id", "producer"),
     number("producer_epoch", "epoch"),
     moment("started"),
     Column("open_ms", "open for", lambda v: "-" if v is None else span_text(v), right=True),
@@ -100,7 +100,7 @@ def ls_verb(session: Session, open_only: bool, hanging: bool) -> None:
                         last = known_time(each.last_timestamp)
                         rows.append({"topic": name, "partition": log.number, **each._asdict(),
                                      "last_timestamp": last})  # fmt: skip
-        columns = (plain("topic"), number("partition"), number("producer_id", "producer"),
+        columns = (plain("topic"), number("partition"), plain("producer_id", "producer"),
                    number("producer_epoch", "epoch"), number("first_offset", "since offset"),
                    moment("last_timestamp", "last record"))  # fmt: skip
         session.output.rows(rows, columns, empty="no hanging transactions")
@@ -146,7 +146,11 @@ def abort_verb(
         if name is not None:
             transactions = Transactions.of(store)
             found = _described(transactions, name)
-            if yes and found.is_open:
+            if not found.is_open:
+                raise exits.CommandError(
+                    exits.NOT_FOUND, f"{name!r} has no open transaction: its state is {found.state}"
+                )
+            if yes:
                 found = transactions.abort(name)
             session.output.one({**_row(found), "aborted": yes})
         else:

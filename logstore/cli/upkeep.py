@@ -217,13 +217,19 @@ def _purge_before(
 ) -> None:
     with session.writing() if yes else session.reading() as store:
         rows = []
-        for log in partitions_of(store[topic], partitions):
-            start, end = log.start_offset, log.end_offset
-            wanted = before.of(log)
-            if wanted > end:
-                from logstore.errors import OffsetOutOfRangeError
+        logs = partitions_of(store[topic], partitions)
+        ends = {log.number: log.end_offset for log in logs}
+        bounds = {log.number: before.of(log) for log in logs}
+        # Nothing goes before it is known that all of it can be meant.
+        if all(bounds[number] > end for number, end in ends.items()):
+            from logstore.errors import OffsetOutOfRangeError
 
-                raise OffsetOutOfRangeError(wanted, start=start, end=end, where=log.name)
+            last = max(logs, key=lambda log: ends[log.number])
+            raise OffsetOutOfRangeError(bounds[last.number], start=last.start_offset,
+                                        end=ends[last.number], where=last.name)  # fmt: skip
+        for log in logs:
+            start = log.start_offset
+            wanted = min(bounds[log.number], ends[log.number])
             freed = sum(s.size_bytes for s in log.segments if s.sealed and s.end_offset <= wanted)
             if yes:
                 log.trim(max(start, wanted))

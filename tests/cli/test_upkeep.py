@@ -106,3 +106,22 @@ def test_purging_needs_to_know_what(command: Command) -> None:
     assert "one of" in command("purge", "orders", code=1).err
     assert "one of" in command("purge", "orders", "--key", "x", "--before", 1, code=1).err
     assert "--key-hex" in command("purge", "orders", "--key-hex", "xyz", code=1).err
+
+
+def test_purge_by_offset_takes_short_partitions_whole_and_nothing_by_halves(
+    command: Command,
+) -> None:
+    with logstore.open(command.store) as store:
+        topic = store.create_topic("uneven", 2)
+        for number, count in ((0, 3), (1, 1)):
+            for _ in range(count):
+                topic.append(b"x", partition=number)
+    rows = command("purge", "uneven", "--before", 2).rows
+    assert [(row["new_start_offset"], row["done"]) for row in rows] == [(2, False), (1, False)]
+    done = command("purge", "uneven", "--before", 9, "--yes", code=2)
+    assert "offset 9 is outside uneven-0 [0, 3)" in done.err
+    with logstore.open(command.store, readonly=True) as store:
+        assert [log.start_offset for log in store["uneven"]] == [0, 0]
+    command("purge", "uneven", "--before", 2, "--yes")
+    with logstore.open(command.store, readonly=True) as store:
+        assert [log.start_offset for log in store["uneven"]] == [2, 1]

@@ -61,3 +61,31 @@ def test_a_key_of_text_is_named_as_such(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="key must be bytes, not str"):
             topic.append(b"x", key="k")  # type: ignore[arg-type]
         assert topic[0].end_offset == 0
+
+
+def test_what_is_over_cannot_be_aborted(command: Command) -> None:
+    with logstore.open(command.store) as store:
+        store.create_topic("orders")
+        with logstore.Producer(store, "over") as producer, producer.transaction() as tx:
+            tx.send("orders", b"x")
+    for yes in ((), ("--yes",)):
+        done = command("txn", "abort", "over", *yes, code=2)
+        assert "'over' has no open transaction: its state is CompleteCommit" in done.err
+
+
+def test_advice_is_given_in_options(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And paths are as they were typed, also relative ones."""
+    command.fill(count=5)
+    path = command.store / "orders-0" / f"{0:020d}.log"
+    content = bytearray(path.read_bytes())
+    content[80] ^= 1
+    path.write_bytes(content)
+    assert "--skip-corrupt reads on" in command("read", "orders", code=4).err
+    monkeypatch.chdir(command.store.parent)
+    with logstore.open(command.store.name, readonly=True) as store:
+        (problem,) = store.check(on_corrupt="report")
+    assert problem.path == path.relative_to(command.store.parent)
+    (row,) = command("verify", code=4).rows
+    assert "logstore repair --accept-loss" in row["remedy"]
+    told = command("repair", "-o", "table", code=4).out.decode()
+    assert told.startswith("nothing is mended: 1 errors are left")

@@ -488,7 +488,8 @@ class _Loader:
         recovery_point = state.recovery_point if state else 0
         if not self.readonly:
             self.mark = DurableMark.read(self.directory)
-        mark = self.mark if self.own_state else -1
+        # Ours, unless a broker came after whoever wrote it; also when the state beside it is lost.
+        mark = -1 if self.claims is not None and self.claims.only else self.mark
         durable = max(mark, recovery_point)
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
         if self.failed is not None:
@@ -521,7 +522,8 @@ class _Loader:
             self.note_epochs(found)
             producers += found.producers
             needs_roll = last and damaged_tail
-            if last and not needs_roll and contents.next_offset < durable and self.own_state:
+            known_end = durable if self.own_state else mark  # a broker's claims are not ours
+            if last and not needs_roll and contents.next_offset < known_end:
                 # Every batch that is left is sound, but durable ones behind them are gone.
                 lost = contents._replace(reason="the file ends before its records do")
                 self.note_damage(segment, lost, contents.position, durable)

@@ -214,6 +214,27 @@ def test_a_catalogue_that_cannot_be_read_is_set_aside_with_consent(root: Path) -
         assert len(store["orders"]) == 2
 
 
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_a_lost_state_does_not_make_damage_a_power_cut(make_store: MakeStore, how: str) -> None:
+    store = make_store(config=CONFIG)
+    log = store.create_topic("orders")[0]
+    for i in range(60):
+        log.append(b"%d" % i + bytes(40), durability="fsync")
+    store._closed = True  # killed
+    store._drop()
+    directory = store.path / "orders-0"
+    flip(sorted(directory.glob("*.log"))[1], 100)
+    if how == "gone":
+        (directory / "logstore.state").unlink()
+    else:
+        flip(directory / "logstore.state", 100)
+    with logstore.open(store.path, config=CONFIG) as again:
+        log = again["orders"][0]
+        assert sum(1 for _ in log.scan(on_corrupt="skip")) == 59
+        assert log.end_offset == 60
+        assert not log.recovery.torn
+
+
 # ---- killed in the middle ----
 
 

@@ -184,10 +184,10 @@ class Transactions(Closeable):
 
     def _failed(self, effect: Effect) -> None:
         """An effect was not carried out, or nobody can tell; under the lock."""
-        self._drivers.pop(effect.transactional_id, None)
         self._machine.failed(effect)
-        self._read_again(effect)
         self._changed.notify_all()
+        self._read_again(effect)
+        self._drivers.pop(effect.transactional_id, None)  # last: until then an interrupt finds us
 
     @contextlib.contextmanager
     def _driving(self, transactional_id: str) -> Iterator[None]:

@@ -86,6 +86,11 @@ def base_offset_of(name: str) -> int:
     return int(digits)
 
 
+# What a decoder of JSON may raise when the bytes are not what was written: a value of another kind,
+# one that is missing, a number or a nesting that Python refuses.
+MISREAD = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+
+
 def with_checksum(body: bytes) -> bytes:
     """The contents of a small file that tells when it is not what was written."""
     return b"%08x %b\n" % (_native.crc32c(body), body)

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from logstore import _native
-from logstore._files import Directory, with_checksum, without_checksum
+from logstore._files import MISREAD, Directory, with_checksum, without_checksum
 from logstore.errors import NotALogError
 
 __all__ = [
@@ -102,7 +102,7 @@ class PartitionState:
             return None
         try:
             state = cls(**json.loads(without_checksum(content)))
-        except (TypeError, ValueError, RecursionError):
+        except MISREAD:
             return None
         return state if state._is_plausible() else None
 
@@ -244,6 +244,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 START_OFFSETS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 
 TopicPartition = tuple[str, int]
 

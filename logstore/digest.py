@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from logstore import _native
-from logstore._files import Directory, segment_name, with_checksum, without_checksum
+from logstore._files import MISREAD, Directory, segment_name, with_checksum, without_checksum
 
 __all__ = ["DIGEST_SUFFIX", "DamagedDigestError", "SegmentDigest"]
 
@@ -110,7 +110,7 @@ class SegmentDigest(NamedTuple):
             log = files.pop("log")
         except DamagedDigestError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except MISREAD as error:
             raise DamagedDigestError(f"{type(error).__name__}: {error}") from None
         if not set(files) <= set(INDEXES):
             raise DamagedDigestError(f"it speaks of {sorted(files)}")

@@ -17,7 +17,7 @@ import json
 import logging
 import threading
 
-from logstore._files import Directory, with_checksum, without_checksum
+from logstore._files import MISREAD, Directory, with_checksum, without_checksum
 
 __all__ = ["FailedSync"]
 
@@ -64,7 +64,7 @@ class FailedSync:
             found = cls(**json.loads(without_checksum(content)))
             if type(found.durable_offset) is int and found.durable_offset >= 0:
                 return found
-        except (TypeError, ValueError, RecursionError):
+        except MISREAD:
             pass
         return cls(0, "its mark cannot be read")
 

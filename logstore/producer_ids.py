@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from logstore._files import Directory
+from logstore._files import MISREAD, Directory
 from logstore.config import ConfigError
 
 __all__ = ["ProducerIds"]
@@ -57,6 +57,6 @@ class ProducerIds:
             return max(FIRST, int(content["next"]))
         except FileNotFoundError:
             return FIRST + max(0, self._time_ms())
-        except (LookupError, TypeError, ValueError, RecursionError, OverflowError):
+        except MISREAD:
             # Written atomically: this is someone's doing, or damage.  The clock is ahead of it.
             return FIRST + max(0, self._time_ms())

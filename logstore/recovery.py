@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import (
+    MISREAD,
     SEGMENT_SUFFIXES,
     TEMPORARY_SUFFIXES,
     Directory,
@@ -861,7 +862,7 @@ class TruncationPlan(NamedTuple):
             fields = json.loads(head)
             base, position, later = fields["base"], fields["position"], tuple(fields["later"])
             end = fields.get("end", 1 << 62)
-        except (KeyError, TypeError, ValueError, RecursionError, AttributeError):
+        except MISREAD:
             return None
         numbers = (base, position, end, *later)
         sound = all(type(number) is int and number >= 0 for number in numbers)

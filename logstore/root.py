@@ -24,6 +24,7 @@ from logstore import _native
 from logstore._files import (
     CLEAN_MARKER,
     CLEAN_TWIN,
+    MISREAD,
     TOPIC,
     Directory,
     parse_partition_name,
@@ -39,7 +40,6 @@ __all__ = ["Catalogue", "CleanShutdown", "NodeIdentity", "TopicEntry", "partitio
 CLUSTER_METADATA = "__cluster_metadata"
 NEVER_TOPICS = (".", "..", CLUSTER_METADATA)
 PARTITIONS_MAX = 1 << 16
-TOO_MUCH = (OverflowError, RecursionError)  # what JSON can hold and Python refuses
 _SET_ASIDE = re.compile(r".+-\d+\.[0-9a-f]{32}-(delete|future|stray)\Z")
 
 
@@ -160,7 +160,7 @@ class Catalogue:
                 if name in NEVER_TOPICS or not TOPIC.match(name):
                     raise ValueError(f"{name!r} is not a topic's name")
             entries = {name: TopicEntry.from_json(entry) for name, entry in topics.items()}
-        except (AttributeError, LookupError, TypeError, ValueError, *TOO_MUCH) as error:
+        except MISREAD as error:
             raise ConfigError(
                 f"{directory.path / cls.NAME} cannot be read ({error}): mend it, or remove it to "
                 f"go on with default settings for every topic"

@@ -25,9 +25,8 @@ from logstore.partition import Partition
 from logstore.recovery import Claims
 from logstore.twin import CheckpointTwin
 
-__all__ = ["CHECKPOINTS", "RootCheckpoints"]
+__all__ = ["RootCheckpoints"]
 
-CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 WRITING_ORDER = (HIGH_WATERMARKS, CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS)
 
 Offsets = dict[TopicPartition, int]

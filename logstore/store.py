@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from logstore._files import Directory, DirectoryLock, segment_name
 from logstore.checkpoint import (
+    CHECKPOINTS,
     LEADER_EPOCHS,
     PARTITION_METADATA,
     CleanerCheckpoint,
@@ -71,7 +72,7 @@ from logstore.root import (
     is_deleted,
     partition_directories,
 )
-from logstore.root_checkpoints import CHECKPOINTS, RootCheckpoints
+from logstore.root_checkpoints import RootCheckpoints
 from logstore.topic import Topic, TopicDescription, check_topic_name
 from logstore.twin import CheckpointTwin
 from logstore.writable import WritableLog

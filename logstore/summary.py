@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from logstore._files import Directory, segment_name, with_checksum, without_checksum
+from logstore._files import MISREAD, Directory, segment_name, with_checksum, without_checksum
 from logstore.config import INT64_MAX
 
 __all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary"]
@@ -44,7 +44,7 @@ class SegmentSummary(NamedTuple):
                 size, crc = map(int, aborted)
                 aborted = (size, crc)
             found = cls(**fields, aborted=aborted)
-        except (OSError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
+        except (OSError, *MISREAD):
             return None
         if found.size_bytes != size_bytes or type(found.min_timestamp) is not int:
             return None

@@ -15,7 +15,7 @@ import json
 from typing import NamedTuple
 
 from logstore import _native
-from logstore._files import SEGMENT_SUFFIXES, Directory, either_copy, segment_name, twice
+from logstore._files import MISREAD, SEGMENT_SUFFIXES, Directory, either_copy, segment_name, twice
 
 __all__ = ["SWAP_PLAN", "RewrittenSegment", "SwapPlan"]
 
@@ -57,7 +57,7 @@ class SwapPlan(NamedTuple):
             fields = json.loads(body)
             new = fields["new"] | {"suffixes": tuple(fields["new"]["suffixes"])}
             plan = cls(RewrittenSegment(**new), tuple(fields["old"]))
-        except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
+        except (FileNotFoundError, *MISREAD):
             return None
         return plan if plan._is_plausible() else None
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from logstore import _native
-from logstore._files import Directory, with_checksum, without_checksum
+from logstore._files import MISREAD, Directory, with_checksum, without_checksum
 from logstore.checkpoint import TopicPartition, parse_offsets
 
 __all__ = ["CheckpointTwin", "Reconciled"]
@@ -74,9 +74,7 @@ class CheckpointTwin:
                     for name, file in files.items()
                 },
             )
-        except (
-            AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError
-        ) as error:  # fmt: skip
+        except MISREAD as error:
             log.warning("%s cannot be read (%s): ignored", directory.path / cls.NAME, str(error))
             return cls({}, {})
 

@@ -10,11 +10,8 @@ from collections.abc import Mapping
 
 from logstore._files import Directory
 from logstore.checkpoint import (
-    CLEANER_OFFSETS,
-    HIGH_WATERMARKS,
+    CHECKPOINTS,
     PARTITION_METADATA,
-    RECOVERY_POINTS,
-    START_OFFSETS,
     read_topic_id,
 )
 from logstore.errors import LogStoreError, NotALogError
@@ -31,8 +28,6 @@ from logstore.root import (
 from logstore.twin import CheckpointTwin
 
 __all__ = ["RootInspection"]
-
-CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
 
 
 class RootInspection:

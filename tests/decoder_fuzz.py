@@ -217,37 +217,46 @@ ENTRY = ProducerEntry(7, 2, 1, 1000, 40, (BatchSpan(9, 44, 4, 1000),))
 MEMBER = MemberMetadata("m-1", "i", "c", "/host", 300, 100, b"sub", b"assign")
 
 
+Access = Callable[[Directory], object]
+TWIN = CheckpointTwin({RECOVERY_POINTS: (7, 8)}, {RECOVERY_POINTS: {("a", 0): 12, ("b-1", 3): 4}})
+# The files behind a checksum: by name, what writes one, and what reads it.
+BEHIND_A_CHECKSUM: dict[str, tuple[Access, Access]] = {
+    "logstore.state": (lambda d: PartitionState.of_new().write(d), PartitionState.read),
+    "logstore.start": (lambda d: StartMark.write(d, 1234), StartMark.read),
+    "logstore.cleaner": (lambda d: CleanerCheckpoint.write(d, 1234), CleanerCheckpoint.read),
+    "logstore.failed": (lambda d: FailedSync(1234, "EIO 5").leave(d), FailedSync.read),
+    "00000000000000000000.sum": (
+        lambda d: SegmentDigest((100, 7), {".index": (16, 8)}).write(d, 0),
+        lambda d: SegmentDigest.known(d, 0),
+    ),
+    "00000000000000000000.summary": (
+        lambda d: SegmentSummary(100, 1_700_000_000_000, (34, 9)).write(d, 0),
+        lambda d: SegmentSummary.read(d, 0, 100),
+    ),
+    CheckpointTwin.NAME: (TWIN.write, CheckpointTwin.read),
+}
+
+
 def targets() -> dict[str, Target]:
     """All of them; a function, as making the seeds takes the decoders' own writers."""
-    behind_checksum = {
-        "logstore.state": (
-            lambda d: PartitionState.of_new().write(d),
-            PartitionState.read,
-        ),
-        "logstore.start": (lambda d: StartMark.write(d, 1234), StartMark.read),
-        "logstore.cleaner": (lambda d: CleanerCheckpoint.write(d, 1234), CleanerCheckpoint.read),
-        "logstore.failed": (lambda d: FailedSync(1234, "EIO 5").leave(d), FailedSync.read),
-        "00000000000000000000.sum": (
-            lambda d: SegmentDigest((100, 7), {".index": (16, 8)}).write(d, 0),
-            lambda d: SegmentDigest.known(d, 0),
-        ),
-        "00000000000000000000.summary": (
-            lambda d: SegmentSummary(100, 1_700_000_000_000, (34, 9)).write(d, 0),
-            lambda d: SegmentSummary.read_min(d, 0, 100),
-        ),
-        CheckpointTwin.NAME: (
-            lambda d: CheckpointTwin(
-                {RECOVERY_POINTS: (7, 8)}, {RECOVERY_POINTS: {("a", 0): 12, ("b-1", 3): 4}}
-            ).write(d),
-            lambda d: CheckpointTwin.reconcile(CheckpointTwin.read(d), d, RECOVERY_POINTS),
-        ),
-    }
     found = {
         name: Target(
             (_file_of(write),), _reopened(name, read), seal=with_checksum, unseal=_after_checksum
         )
-        for name, (write, read) in behind_checksum.items()
+        for name, (write, read) in BEHIND_A_CHECKSUM.items()
     }
+    # These two as they are used.
+    for name, use in (
+        (
+            "00000000000000000000.summary",
+            lambda d: SegmentSummary.read_min(d, 0, 100),
+        ),
+        (
+            CheckpointTwin.NAME,
+            lambda d: CheckpointTwin.reconcile(CheckpointTwin.read(d), d, RECOVERY_POINTS),
+        ),
+    ):
+        found[name] = dataclasses.replace(found[name], decode=_reopened(name, use))
     cut = TruncationPlan(0, 61, b"batch", (100, 200), 90)
     swap = SwapPlan(RewrittenSegment(0, (".log", ".index"), 100, 7), (0, 50))
     found |= {

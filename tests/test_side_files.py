@@ -19,13 +19,12 @@ from logstore import (
     with_producer,
 )
 from logstore._files import Directory
-from logstore.checkpoint import CleanerCheckpoint, PartitionState, StartMark
-from logstore.digest import SegmentDigest
+from logstore.checkpoint import PartitionState
 from logstore.failed_sync import FailedSync
 from logstore.filesystem import UNSAFE
-from logstore.summary import SegmentSummary
 from logstore.twin import CheckpointTwin
 from tests.conftest import MakeLog
+from tests.decoder_fuzz import BEHIND_A_CHECKSUM
 
 MakeStore = Callable[..., Store]
 
@@ -142,46 +141,13 @@ def test_compaction_by_a_broker_is_no_damage_to_a_partition_opened_alone(
 # ---- claims that make no sense ----
 
 
-UNREADABLE_MARK = FailedSync(0, "its mark cannot be read")
-Access = Callable[[Directory], object]
-# By name: what writes it, what reads it, and what is read when it is not believed.
-BEHIND_A_CHECKSUM: dict[str, tuple[Access, Access, object]] = {
-    "logstore.state": (
-        lambda directory: PartitionState.of_new().write(directory),
-        PartitionState.read,
-        None,
-    ),
-    "logstore.start": (
-        lambda directory: StartMark.write(directory, 1234),
-        StartMark.read,
-        -1,
-    ),
-    "logstore.cleaner": (
-        lambda directory: CleanerCheckpoint.write(directory, 1234),
-        CleanerCheckpoint.read,
-        -1,
-    ),
-    "logstore.failed": (
-        lambda directory: FailedSync(1234, "EIO 5").leave(directory),
-        FailedSync.read,
-        UNREADABLE_MARK,
-    ),
-    "00000000000000000000.sum": (
-        lambda directory: SegmentDigest((100, 7), {".index": (16, 8)}).write(directory, 0),
-        lambda directory: SegmentDigest.known(directory, 0),
-        None,
-    ),
-    "00000000000000000000.summary": (
-        lambda directory: SegmentSummary(100, 1_700_000_000_000, (34, 9)).write(directory, 0),
-        lambda directory: SegmentSummary.read(directory, 0, 100),
-        None,
-    ),
-    "checkpoints.ls": (
-        lambda directory: CheckpointTwin({POINTS: (7,)}, {POINTS: {("a", 0): 12}}).write(directory),
-        CheckpointTwin.read,
-        CheckpointTwin({}, {}),
-    ),
-}  # fmt: skip
+# What is read of a file that is not believed; of the others nothing, None.
+DISBELIEVED: dict[str, object] = {
+    "logstore.start": -1,
+    "logstore.cleaner": -1,
+    "logstore.failed": FailedSync(0, "its mark cannot be read"),
+    CheckpointTwin.NAME: CheckpointTwin({}, {}),
+}
 
 
 @pytest.mark.parametrize("name", BEHIND_A_CHECKSUM)
@@ -190,7 +156,7 @@ def test_no_other_digit_in_a_side_file_is_believed(
 ) -> None:
     """What was changed reads as well as before: only the checksum tells."""
     monkeypatch.setattr(failed_sync, "_unwritten", {})
-    write, read, disbelieved = BEHIND_A_CHECKSUM[name]
+    (write, read), disbelieved = BEHIND_A_CHECKSUM[name], DISBELIEVED.get(name)
     directory = Directory(tmp_path / "orders-0", create=True)
     write(directory)
     (path,) = directory.path.iterdir()

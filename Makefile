@@ -38,7 +38,7 @@ TYPED_DIRS := $(wildcard logstore benchmarks spark_connector/pyspark_logstore)
 help:
 	@echo 'make demo       append, scan, crash, recover: the engine at work, in a minute'
 	@echo 'make test       the C core under ASan+UBSan, then pytest (PYTEST_ARGS="-k writer", WORKERS=3)'
-	@echo 'make campaigns  the tests that take too long for every run'
+	@echo 'make campaigns  the campaigns in full and the slow tests: hours (CAMPAIGN=ci: 15 minutes)'
 	@echo 'make bench      the benchmarks beside their peers (ARGS="--help")'
 	@echo 'make docs       docs/reference.md from the docstrings, and the site in build/site'
 	@echo 'make lint       ruff, mypy, stubtest, gcc -Werror'
@@ -123,7 +123,7 @@ demo: $(VENV)/.demo $(EXT)
 test: build java core-test
 	@$(MAKE) --no-print-directory tsan TSAN_ROUNDS=3
 	$(SAY) pytest '$(or $(PYTEST_ARGS),tests, by $(WORKERS) workers)'
-	@$(PY) -m pytest $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile)
+	@$(PY) -m pytest --durations=10 $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile)
 
 # The sanitizer must be there before the interpreter allocates; leaks of the interpreter are not ours.
 asan:
@@ -140,10 +140,13 @@ powercut: build
 	$(SAY) cut 'the power of an ext4, $(IMAGES) times (root)'
 	@unshare -m $(PY) -m tests.power_cut --images $(IMAGES)
 
-# Everything that takes too long for every run, such as every bit of every file.
-campaigns: build
-	$(SAY) pytest 'the slow tests'
-	@$(PY) -m pytest -m slow
+# Tests that repeat one question many times.  CAMPAIGN=full also runs the slow tests; CAMPAIGN=ci
+# is what .ci/run asks for.  A campaign uses both cores by itself, so there is one worker.
+CAMPAIGN ?= full
+campaigns: build java
+	$(SAY) pytest 'the campaigns, LOGSTORE_CAMPAIGN=$(CAMPAIGN)'
+	@LOGSTORE_CAMPAIGN=$(CAMPAIGN) $(PY) -m pytest --durations=10 \
+		-m '$(if $(filter full,$(CAMPAIGN)),campaign or slow,campaign)' $(PYTEST_ARGS)
 
 bench: $(VENV)/.bench $(EXT)
 	@$(PY) -m benchmarks --plots build/plots $(ARGS)

@@ -35,6 +35,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ROOT = Path(__file__).resolve().parent.parent
 MakeLog = Callable[..., Partition]
 
 
@@ -106,8 +107,9 @@ RunShares = Callable[..., dict[str, int]]
 def run_shares() -> Iterator[RunShares]:
     """run_shares(file, *arguments, shares=2, chosen=(0, 1)): a campaign by several processes.
 
-    `file` is run as a program with (share, shares, folder, *arguments), and ends with a line of
-    JSON: what it counted; the counts are added.  The folder is in memory where that is possible.
+    `file` is run as a module with (share, shares, folder, *arguments).  Its last line is JSON: a
+    dictionary of counts, which are added.  The folder is in memory where that is possible.
+    `chosen` shares of `shares` are run, one process each.
     """
     shm = Path("/dev/shm")
     running: list[subprocess.Popen[str]] = []
@@ -115,13 +117,16 @@ def run_shares() -> Iterator[RunShares]:
     def run(
         file: str, *arguments: str, shares: int = 2, chosen: tuple[int, ...] = (0, 1)
     ) -> dict[str, int]:
+        module = ".".join(Path(file).resolve().relative_to(ROOT).with_suffix("").parts)
         with tempfile.TemporaryDirectory(
             prefix="logstore-campaign-", dir=shm if shm.is_dir() else None
         ) as folder:
             for share in chosen:
-                command = [sys.executable, "-W", "error", file, str(share), str(shares), folder]
+                command = [sys.executable, "-W", "error", "-m", module, str(share), str(shares)]
                 running.append(
-                    subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
+                    subprocess.Popen(
+                        [*command, folder, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+                    )
                 )
             outputs = [process.communicate()[0] for process in running]
         assert [process.returncode for process in running] == [0] * len(chosen)

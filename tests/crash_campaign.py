@@ -31,7 +31,7 @@ from logstore.testing.io import Trace, record_io
 from logstore.testing.oracle import judge
 from tests.crash_scenarios import SCENARIOS
 
-SHARDS = 4
+SHARDS = 4  # parts of one scenario's calls; `--one-in N` makes N times as many, and runs these
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 # Made before the workers are, who inherit them.
@@ -70,7 +70,7 @@ def record_all(names: list[str] | None = None) -> None:
 @dataclass(frozen=True)
 class Task:
     scenario: str
-    shard: int
+    shard: tuple[int, int]  # its number, of how many
     per_step: int | None
     seed: int
     skip: frozenset[bytes] = frozenset()
@@ -86,7 +86,7 @@ def _explore(task: Task) -> tuple[str, Exploration]:
             judge,
             per_step=task.per_step,
             seed=task.seed * 1_000_003,
-            shard=(task.shard, SHARDS),
+            shard=task.shard,
             sandbox=sandbox,
             skip=task.skip,
         )
@@ -104,11 +104,10 @@ def _first_crashes(task: Task, sandbox: Sandbox) -> Iterator[Crash]:
     scenario = SCENARIOS[task.scenario]
     seen: set[object] = set()
     known: set[tuple[bytes, bool]] = set()
-    shard = (task.shard, SHARDS)
     trace = TRACES[task.scenario]
     apart = len(trace.operations) // task.firsts if task.firsts is not None else 0
     step, tried, from_step = -1, 0, 0
-    for crash in crash_states(trace, per_step=2, seed=task.seed, shard=shard):
+    for crash in crash_states(trace, per_step=2, seed=task.seed, shard=task.shard):
         if crash.step < from_step:
             continue
         if crash.step != step:
@@ -167,10 +166,16 @@ def _run(act: Act, tasks: list[Task], workers: int) -> Iterator[tuple[str, Explo
         yield from pool.imap_unordered(act, tasks)
 
 
+def shards(one_in: int) -> list[tuple[int, int]]:
+    """The shards that are run when one call in `one_in` is to be crashed."""
+    return [(number * one_in, SHARDS * one_in) for number in range(SHARDS)]
+
+
 def campaign(
     target: int,
     *,
     per_step: int,
+    one_in: int = 1,
     workers: int = 2,
     rounds: int = 1,
     say: Callable[[str], None] = lambda _: None,
@@ -180,7 +185,7 @@ def campaign(
     figures = Figures()
     for number in range(rounds):
         tasks = []
-        for shard in range(SHARDS):
+        for shard in shards(one_in):
             for name in SCENARIOS:
                 known = figures.per_scenario.get(name)
                 skip = frozenset(known.digests) if known is not None else frozenset()
@@ -201,6 +206,7 @@ def second_crashes(
     *,
     per_step: int,
     firsts: int | None,
+    one_in: int = 1,
     workers: int = 2,
     say: Callable[[str], None] = lambda _: None,
 ) -> Figures:
@@ -209,7 +215,7 @@ def second_crashes(
     figures = Figures()
     tasks = [
         Task(name, shard, per_step, 0, firsts=firsts)
-        for shard in range(SHARDS)
+        for shard in shards(one_in)
         for name in SCENARIOS
     ]
     for done, (name, result) in enumerate(_run(_explore_twice, tasks, workers), 1):
@@ -225,6 +231,7 @@ def second_crashes(
 def main() -> int:
     parser = argparse.ArgumentParser(description="Crash every protocol at every call.")
     parser.add_argument("--states", type=int, default=1_000_000, help="distinct ones, in all")
+    parser.add_argument("--one-in", type=int, default=1, help="crash one call in so many")
     parser.add_argument("--per-step", type=int, default=120, help="torn writes after one call")
     parser.add_argument("--per-recovery", type=int, default=20, help="the same inside recovery")
     parser.add_argument("--firsts", type=int, help="first crashes of a task that are followed up")
@@ -242,10 +249,10 @@ def main() -> int:
     figures, again = Figures(), Figures()
     if options.again != "only":
         figures = campaign(options.states, per_step=options.per_step, rounds=options.rounds,
-                           workers=options.workers, say=say)  # fmt: skip
+                           one_in=options.one_in, workers=options.workers, say=say)  # fmt: skip
     if options.again != "no":
         again = second_crashes(per_step=options.per_recovery, firsts=options.firsts,
-                               workers=options.workers, say=say)  # fmt: skip
+                               one_in=options.one_in, workers=options.workers, say=say)  # fmt: skip
     for name in SCENARIOS:
         first = figures.per_scenario.get(name, Exploration())
         second = again.per_scenario.get(name, Exploration())

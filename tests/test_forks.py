@@ -15,8 +15,9 @@ import pytest
 
 import logstore
 from logstore import ForkedHandleError, LockedError, Partition
+from tests.campaign import sized
 
-FORKS = 1000
+FORKS = sized(100, 1000, 5000)
 BATCH = 50  # forks on one log
 
 
@@ -136,7 +137,8 @@ def in_child(act: Callable[[Family], None], family: Family) -> int:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # 3.12 warns of forks beside threads
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the child that drops everything
-def test_a_thousand_forks_harm_nothing(tmp_path: Path) -> None:
+@pytest.mark.campaign
+def test_forks_harm_nothing(tmp_path: Path) -> None:
     rng = random.Random(1)
     for number in range(FORKS // BATCH):
         path = tmp_path / f"store-{number}"

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from logstore import _native, codecs
 from logstore._files import segment_name
+from logstore.clock import GuardedClock
 from logstore.config import INT64_MAX
 from logstore.digest import DIGEST_SUFFIX, SegmentDigest, digest
 from logstore.errors import CorruptLogError
@@ -111,6 +112,7 @@ class _Bounds:
     end: int  # nothing at or above may be touched
     ratio: float
     now_ms: int
+    leap_ms: int  # how far the wall clock is ahead of `now_ms`
     overdue: bool  # max.compaction.lag.ms has passed
 
     @property
@@ -233,7 +235,8 @@ class Compactor:
 
     def _bounds(self) -> _Bounds:
         partition = self.partition
-        now = partition.clock.time_ms()
+        guarded_clock = GuardedClock.of(partition.clock)
+        now = guarded_clock.now_ms()
         segments = partition.segments
         first_dirty = partition.first_dirty_offset
         end = min(partition.last_stable_offset, partition.high_watermark, segments[-1].base_offset)
@@ -259,6 +262,7 @@ class Compactor:
             end=end,
             ratio=cleanable / total if total else 0.0,
             now_ms=now,
+            leap_ms=guarded_clock.leap_ms,
             overdue=overdue,
         )
 
@@ -352,7 +356,8 @@ class Compactor:
             start_offset=0,
             end_offset=bounds.end,
             now_ms=bounds.now_ms,
-            delete_retention_ms=self.delete_retention_ms,
+            # A new delete horizon counts from the wall clock, which may be right.
+            delete_retention_ms=min(self.delete_retention_ms + bounds.leap_ms, INT64_MAX),
         )
 
     def _transactions(self, segments: Sequence[Segment]) -> _native.Transactions:

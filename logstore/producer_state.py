@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from logstore import _native
@@ -223,12 +223,19 @@ class ProducerState:
         """Take in a batch that is in the log; the transactions that it aborted."""
         return self.commit(self.admit([(header, marker)], "replay"))
 
-    def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
-        """Forget producers that were silent for so long; those with an open transaction stay."""
+    def expire(
+        self, now_ms: int, expiration_ms: int, heard: Mapping[int, int] | None = None
+    ) -> list[int]:
+        """Forget producers that were silent for so long; those with an open transaction stay.
+
+        A producer is silent since its newest timestamp, or since the time in `heard`, if later.
+        """
+        since = heard or {}
         silent = [
             entry.producer_id
             for entry in self._entries.values()
-            if entry.transaction_start < 0 and now_ms - entry.timestamp >= expiration_ms
+            if entry.transaction_start < 0
+            and now_ms - max(entry.timestamp, since.get(entry.producer_id, -1)) >= expiration_ms
         ]
         for producer_id in silent:
             del self._entries[producer_id]

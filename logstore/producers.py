@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import Directory, base_offset_of, segment_name
 from logstore.batch import BatchHeader, EndMarker
+from logstore.clock import GuardedClock
 from logstore.errors import CorruptLogError, InvalidRecordError
 from logstore.index import AbortedTransaction, TransactionIndex
 from logstore.producer_state import Admission, CorruptSnapshotError, Origin, ProducerState
@@ -65,13 +66,16 @@ class Producers:
         *,
         readonly: bool,
         expiration_ms: int,
-        time_ms: Callable[[], int],
+        clock: GuardedClock,
     ) -> None:
         self._directory = directory
         self._readonly = readonly
         self._expiration_ms = expiration_ms
-        self._time_ms = time_ms
+        self._clock = clock
+        self._time_ms = clock.clock.time_ms
         self._expiry_due = 0
+        # Wall time of a producer's newest append to this handle: its records may carry older times.
+        self._heard: dict[int, int] = {}
         self._pending: _Pending | None = None
         self._snapshots: set[int] = set()  # offsets of the snapshot files
         self._newest_snapshot = -1
@@ -158,7 +162,7 @@ class Producers:
                 if not self._readonly:
                     self._directory.unlink(name)
                 continue
-            state.expire(self._time_ms(), self._expiration_ms)
+            state.expire(self._clock.now_ms(), self._expiration_ms)
             return offset, state
         return -1, ProducerState()
 
@@ -216,12 +220,21 @@ class Producers:
         self, headers: Sequence[tuple[BatchHeader, EndMarker | None]], origin: Origin
     ) -> Admission:
         """Whether batches may be appended; see `ProducerState.admit`."""
-        if len(self.state):
-            now = self._time_ms()
-            if now >= self._expiry_due or now < self._expiry_due - 2 * EXPIRY_CHECK_MS:
-                self._expiry_due = now + EXPIRY_CHECK_MS
-                self.state.expire(now, self._expiration_ms)
-        return self.state.admit(headers, origin)
+        now = self._time_ms()
+        if now >= self._expiry_due or now < self._expiry_due - 2 * EXPIRY_CHECK_MS:
+            self._expiry_due = now + EXPIRY_CHECK_MS
+            self.expire(self._clock.now_ms())
+        admission = self.state.admit(headers, origin)
+        for producer_id in admission.entries:
+            self._heard[producer_id] = now
+        return admission
+
+    def expire(self, now_ms: int) -> list[int]:
+        """Forget producers silent for ``producer.id.expiration.ms``; return their ids."""
+        gone = self.state.expire(now_ms, self._expiration_ms, self._heard)
+        for producer_id in gone:
+            self._heard.pop(producer_id, None)
+        return gone
 
     def begin(self, admission: Admission, end_offset: int) -> None:
         """Admitted batches are about to be written, and end there."""

@@ -115,11 +115,8 @@ class RewritableLog(AppendableLog):
             policy = RetentionPolicy.of(self.config)
         leap_ms = 0
         if now is None:
-            now = self._now_without_leaps()
-            leap_ms = self._clock_guard.leap_ms
-            if leap_ms:
-                log.warning("%s: the clock leapt %d ms ahead; ages are judged without that",
-                            self.name, leap_ms)  # fmt: skip
+            now = self._guarded_clock.now_ms()
+            leap_ms = self._guarded_clock.leap_ms
         else:
             now = milliseconds(now)
         if dry_run:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from logstore._files import Directory, directory_name, parse_partition_name, segment_name
-from logstore.clock import Clock
+from logstore.clock import Clock, GuardedClock
 from logstore.config import INT64_MAX, PartitionConfig
 from logstore.errors import ClosedError, CorruptLogError, ForkedHandleError
 from logstore.producers import Producers
@@ -181,7 +181,7 @@ class View:
             self.directory,
             readonly=readonly,
             expiration_ms=self.config.producer_id_expiration_ms,
-            time_ms=self.clock.time_ms,
+            clock=GuardedClock.of(self.clock),
         )
 
     def load_producers(

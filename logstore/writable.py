@@ -23,7 +23,7 @@ from logstore import _native
 from logstore._files import segment_name
 from logstore.beside import BesideWriter
 from logstore.checkpoint import read_leader_epochs
-from logstore.clock import ClockGuard, SystemClock
+from logstore.clock import GuardedClock, SystemClock
 from logstore.config import wants_fsync
 from logstore.epochs import EpochEnd, LeaderEpochs
 from logstore.errors import (
@@ -58,7 +58,7 @@ class WritableLog(ReadableLog):
         self._durability = durability
         # None lets C ask the system's clock, which is much faster than calling back.
         self._ask_time = None if isinstance(clock, SystemClock) else clock.time_ms
-        self._clock_guard = ClockGuard(clock.time_ms(), clock.monotonic())
+        self._guarded_clock = GuardedClock.of(clock)
         self._leadership = Leadership(view.directory)
         self._stable = StableStorage(view, self._leadership, _sync_written_of(weakref.ref(self)))
         self._failure: BaseException | None = None
@@ -214,10 +214,6 @@ class WritableLog(ReadableLog):
         self._failure = self._failure or error
         self._writer = None
 
-    def _now_without_leaps(self) -> int:
-        """The clock's time, less what the clock may have leapt ahead."""
-        return self._clock_guard.look(self.clock.time_ms(), self.clock.monotonic())
-
     def expire_producers(self, now: int | None = None) -> list[int]:
         """Forget idempotent producers silent for ``producer.id.expiration.ms``; their ids.
 
@@ -225,7 +221,7 @@ class WritableLog(ReadableLog):
         clock's time, less what the clock may have leapt ahead.
         """
         if now is None:
-            now = self._now_without_leaps()
+            now = self._guarded_clock.now_ms()
         view = self._view
         with view.lock:
             view.check_usable()
@@ -234,7 +230,7 @@ class WritableLog(ReadableLog):
             if self._asleep is not None:
                 return []  # loading them forgets the silent ones
             self._next_offset()
-            return view.producers.state.expire(now, view.config.producer_id_expiration_ms)
+            return view.producers.expire(now)
 
     # ---- durability ----
 

@@ -20,7 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock, GuardedClock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError
 from logstore.errors import ClosedError, LogStoreError, ReadOnlyError, RebalanceError
@@ -105,6 +105,7 @@ class GroupCoordinator(Closeable):
         self.store = store
         self.book = OffsetBook.of(store)
         self.clock: Clock = store.clock or SystemClock()
+        self._guarded_clock = GuardedClock.of(store.clock)
         self.timers = Timers(self.clock, name="logstore groups")
         self.config = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=10)
         self.offsets_retention_ms = OFFSETS_RETENTION_MS
@@ -490,9 +491,10 @@ class GroupCoordinator(Closeable):
         """Forget what nobody has committed for the time of retention; what went, by group.
 
         Offsets of a group with members stay while it reads their topics; those of a group without
-        members count from when the last one left.
+        members count from when the last one left.  `now_ms` is used as it is; by default it is the
+        clock's time, less what the clock may have leapt ahead.
         """
-        now = self.clock.time_ms() if now_ms is None else now_ms
+        now = self._guarded_clock.now_ms() if now_ms is None else now_ms
         gone: dict[str, list[TopicPartition]] = {}
         for group_id in self.book.groups():
             with self.locked(group_id) as machine:

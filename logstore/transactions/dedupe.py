@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from logstore.batch import BatchHeader, EndMarker
-from logstore.clock import Clock, SystemClock
+from logstore.clock import GuardedClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError
 from logstore.errors import ConcurrentTransactionsError
@@ -147,7 +147,7 @@ class DedupeWindows(Closeable):
 
     def __init__(self, store: Store) -> None:
         """Use `DedupeWindows.of`."""
-        self._clock: Clock = store.clock or SystemClock()
+        self._guarded_clock = GuardedClock.of(store.clock)
         self._lock = threading.Lock()
         self._windows: dict[str, DedupeWindow] = {}
 
@@ -161,7 +161,7 @@ class DedupeWindows(Closeable):
         with self._lock:
             found = self._windows.get(topic.name)
             if found is None or found.topic is not topic:
-                found = DedupeWindow(topic, window_ms, records_max, self._clock.time_ms())
+                found = DedupeWindow(topic, window_ms, records_max, self.now_ms())
                 self._windows[topic.name] = found
         if (found.window_ms, found.records_max) != (window_ms, records_max):
             raise ConfigError(
@@ -171,8 +171,12 @@ class DedupeWindows(Closeable):
         return found
 
     def now_ms(self) -> int:
-        """What the windows take for now."""
-        return self._clock.time_ms()
+        """Return the time that decides which ids are too old."""
+        return self._guarded_clock.now_ms()
+
+    def time_ms(self) -> int:
+        """Return the time that a new record gets."""
+        return self._guarded_clock.clock.time_ms()
 
     def close(self) -> None:
         """Nothing to do: the log has it all."""

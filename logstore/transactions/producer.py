@@ -309,11 +309,11 @@ class Producer(_native.Sender, Closeable):
         windows = DedupeWindows.of(self._store)
         window = windows.window(route.topic, *self._dedupe)
         with holding(window.lock):
-            now = windows.now_ms()
-            known = window.find(name, now, self._transaction)
+            known = window.find(name, windows.now_ms(), self._transaction)
             if known is not None:
                 return known
-            stamp = Record(b"", timestamp=now if timestamp is None else timestamp).timestamp
+            now = windows.time_ms() if timestamp is None else timestamp
+            stamp = Record(b"", timestamp=now).timestamp
             marked = [*headers, (HEADER, name)]
             delivery = self._put_on(route, value, key, marked, stamp, partition)
             window.note(name, delivery, stamp, self._transaction)

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock, GuardedClock, SystemClock
 from logstore.closeable import Closeable
 from logstore.errors import (
     ClosedError,
@@ -89,6 +89,7 @@ class Transactions(Closeable):
         """Use `Transactions.of`."""
         self._store = store
         self._clock: Clock = store.clock or SystemClock()
+        self._guarded_clock = GuardedClock.of(store.clock)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._machine = TransactionCoordinator()
@@ -400,9 +401,11 @@ class Transactions(Closeable):
         name = known.transactional_id
         if name not in self._time_outs:
             # One more: it is over when its time-out has passed, not when it has come.
-            left = known.start_ms + known.timeout_ms + 1 - self._clock.time_ms()
+            whole = known.timeout_ms + 1
+            left = known.start_ms + whole - self._guarded_clock.now_ms()
+            # Never more than all of it: the clock may have been ahead when the transaction began.
             self._time_outs[name] = self._timers.after(
-                max(0, left) / 1000, lambda: self._time_out(name)
+                min(max(0, left), whole) / 1000, lambda: self._time_out(name)
             )
             self._timers.start()
 
@@ -413,12 +416,15 @@ class Transactions(Closeable):
 
     def _time_out(self, transactional_id: str) -> None:
         with self._lock:
-            self._time_outs.pop(transactional_id, None)
+            timeout = self._time_outs.get(transactional_id)
+            if timeout is None or timeout.pending:
+                return  # the transaction of this time-out is over
+            del self._time_outs[transactional_id]
             known = self._machine.get(transactional_id)
             if self._closing or known is None or known.state is not TransactionState.ONGOING:
                 return
-            if transactional_id not in self._machine.timed_out(self._clock.time_ms()):
-                self._set_time_out(known)  # under way right now, or the clock went back
+            if self._machine.under_way(transactional_id) is not None:
+                self._set_time_out(known)
                 return
             self._drivers[transactional_id] = threading.get_ident()
             effect = self._machine.abort(transactional_id, self._clock.time_ms())
@@ -438,7 +444,7 @@ class Transactions(Closeable):
         timed out: their producers may be elsewhere, and come back.
         """
         with self._lock:
-            now = self._clock.time_ms()
+            now = self._guarded_clock.now_ms()
             open_ids = [
                 known.transactional_id
                 for known in self._machine
@@ -529,7 +535,7 @@ class Transactions(Closeable):
     def expire(self) -> tuple[str, ...]:
         """Forget ids that nobody used for a week, as Kafka does; which."""
         with self._lock:
-            names = self._machine.expired(self._clock.time_ms())
+            names = self._machine.expired(self._guarded_clock.now_ms())
         for name in names:
             self._ask(name, functools.partial(self._forget, name))
         return tuple(names)

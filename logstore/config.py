@@ -1,5 +1,8 @@
 """Configuration: frozen, keyword-only, Kafka's names and defaults.
 
+One default differs where Kafka's deletes records: a log may be the only copy, so it keeps all
+records until `retention_ms` or `retention_bytes` is set.
+
 ``PartitionConfig(segment_bytes=1 << 20)`` and ``{"segment.bytes": 1 << 20}`` mean the same; the
 dotted names are Kafka's, and are used wherever configuration is shown or typed by a person.  One
 class serves a topic and its partitions: a topic's settings are those of each of its partitions.
@@ -94,8 +97,8 @@ class PartitionConfig:
 
     # "delete": by age and size; "compact": the newest record of every key; or both.
     cleanup_policy: str = _setting("delete", policies=("compact", "delete"))
-    # Segments whose records are all older go; -1 keeps them for ever.
-    retention_ms: int = _integer(604_800_000, -1)
+    # Segments whose records are all older go; -1 keeps them for ever.  Kafka's default is 7 days.
+    retention_ms: int = _integer(-1, -1)
     # The oldest segments go while the partition is larger; -1 sets no limit.
     retention_bytes: int = _integer(-1, -1)
     # How long a tombstone stays readable after compaction has met it.

@@ -75,10 +75,10 @@ def test_the_cleanup_policy_is_a_list(given: Any, kept: str, compacts: bool, del
 
 
 def test_settings_are_changed_one_by_one_and_reset_by_none() -> None:
-    config = PartitionConfig(segment_bytes=4096, retention_ms=-1)
+    config = PartitionConfig(segment_bytes=4096, retention_ms=5)
     changed = config.with_settings({"retention_bytes": 100, "segment.bytes": None})
-    assert changed.changed() == {"retention.ms": -1, "retention.bytes": 100}
-    assert config.changed() == {"segment.bytes": 4096, "retention.ms": -1}, "left as it was"
+    assert changed.changed() == {"retention.ms": 5, "retention.bytes": 100}
+    assert config.changed() == {"segment.bytes": 4096, "retention.ms": 5}, "left as it was"
     assert PartitionConfig().changed() == {}
     assert PartitionConfig.of(config.as_dict()) == config
 

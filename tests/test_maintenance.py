@@ -57,6 +57,27 @@ def test_retention_deletes_by_each_topics_own_settings(
     assert report.faults == []
 
 
+def test_a_topic_that_set_nothing_keeps_everything(store: Store, fake_clock: ManualClock) -> None:
+    """A log of events may be the only copy: a replay finds all of them years later."""
+    account = store.create_topic("account")
+    for amount in (b"+1000", b"-100"):
+        account[0].append(amount)
+        account[0].roll()
+        fake_clock.advance(8 * DAY)
+        Maintenance(store, clock=fake_clock).run_once()
+    fake_clock.advance(3650 * DAY)
+    account[0].append(b"-50")
+    report = Maintenance(store, clock=fake_clock).run_once()
+    assert [act.what for act in report.acts if act.task == "retention"] == []
+    assert [record.value for record in account[0]] == [b"+1000", b"-100", b"-50"]
+    assert account[0].reclaimable_bytes() == 0
+    account.alter({"retention.ms": 7 * DAY})
+    Maintenance(store, clock=fake_clock).run_once()
+    assert account[0].start_offset == 2
+    account.alter({"retention.ms": None})
+    assert account.config.retention_ms == -1
+
+
 def test_a_task_is_done_when_it_is_due_and_says_when_that_is(
     make_log: MakeLog, fake_clock: ManualClock
 ) -> None:
@@ -75,7 +96,7 @@ def test_a_task_is_done_when_it_is_due_and_says_when_that_is(
 
 
 def test_a_named_time_makes_everything_due(make_log: MakeLog, fake_clock: ManualClock) -> None:
-    log = make_log(clock=fake_clock)
+    log = make_log(clock=fake_clock, retention_ms=7 * DAY)
     log.append(b"a")
     maintenance = Maintenance([log], clock=fake_clock)
     maintenance.run_once()
@@ -150,7 +171,9 @@ def test_an_error_stops_nobody_else_and_is_seen(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bad, good = make_log("bad-0", clock=fake_clock), make_log("good-0", clock=fake_clock)
+    bad, good = (
+        make_log(name, clock=fake_clock, retention_ms=7 * DAY) for name in ("bad-0", "good-0")
+    )
     for log in (bad, good):
         log.append(b"a")
     fake_clock.advance(30 * DAY)

@@ -146,7 +146,9 @@ def test_limits_are_checked() -> None:
 
 
 def test_the_settings_of_a_topic_make_a_policy() -> None:
-    assert RetentionPolicy.of(PartitionConfig()) == RetentionPolicy(max_age_ms=7 * DAY)
+    assert RetentionPolicy.of(PartitionConfig()) == RetentionPolicy()
+    config = PartitionConfig(retention_ms=7 * DAY)
+    assert RetentionPolicy.of(config) == RetentionPolicy(max_age_ms=7 * DAY)
     config = PartitionConfig(retention_ms=-1, retention_bytes=1000)
     assert RetentionPolicy.of(config) == RetentionPolicy(max_bytes=1000)
     config = PartitionConfig(cleanup_policy="compact", retention_bytes=1000)

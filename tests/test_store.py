@@ -97,14 +97,14 @@ def test_an_unknown_topic_is_named_with_those_that_look_alike(store: Store) -> N
 
 def test_a_store_keeps_topics_records_and_settings(make_store: MakeStore) -> None:
     with make_store() as store:
-        orders = store.create_topic("orders", 2, config={"retention.ms": -1, "segment_bytes": 9999})
+        orders = store.create_topic("orders", 2, config={"retention.ms": 5, "segment_bytes": 9999})
         identity, topic_id = store.identity, orders.id
         orders.append(b"one", partition=0)
         orders.append(b"two", partition=1)
     with make_store() as store:
         orders = store["orders"]
         assert [values(partition) for partition in orders] == [[b"one"], [b"two"]]
-        assert orders.config.changed() == {"retention.ms": -1, "segment.bytes": 9999}
+        assert orders.config.changed() == {"retention.ms": 5, "segment.bytes": 9999}
         assert orders[1].config == orders.config
         assert (store.identity, orders.id) == (identity, topic_id)
         assert store.recovery.clean and not store.recovery.partitions

@@ -17,7 +17,7 @@ from logstore.clock import ManualClock
 NAMES = st.sampled_from(["orders", "customers", "a.b", "x-1"])
 SETTINGS = st.sampled_from([
     {},
-    {"retention.ms": -1},
+    {"retention.ms": 5},
     {"segment.bytes": 2048},
     {"compression.type": "lz4"},
     {"segment.bytes": None, "cleanup.policy": "compact"},

@@ -87,7 +87,7 @@ class Command:
     def fill(self, topic: str = "orders", count: int = 3, partitions: int = 1) -> None:
         """A topic with records whose times are known."""
         with logstore.open(self.store) as store:
-            made = store.create_topic(topic, partitions, config={"retention.ms": -1})
+            made = store.create_topic(topic, partitions, config={"flush.ms": 60_000})
             for i in range(count):
                 made.append(
                     b'{"n":%d}' % i, key=b"k%d" % i, headers=[("h", b"%d" % i)],

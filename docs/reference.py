@@ -31,7 +31,7 @@ CHAPTERS = {
                    "CompactedSegment", "Maintenance", "MaintenanceReport", "MaintenanceAct",
                    "MaintenanceFault"],
     "Recovery and checking": ["RecoveryReport", "TornTail", "Damage", "DiscardedSnapshot"],
-    "Time": ["Clock", "SystemClock", "ManualClock"],
+    "Time": ["Clock", "SystemClock", "ManualClock", "GuardedClock"],
 }  # fmt: skip
 
 

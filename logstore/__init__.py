@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logstore.batch import BatchHeader, with_producer
-    from logstore.clock import Clock, ManualClock, SystemClock
+    from logstore.clock import Clock, GuardedClock, ManualClock, SystemClock
     from logstore.compaction import CompactedSegment, CompactionReport, Compactor
     from logstore.config import ConfigError, PartitionConfig
     from logstore.encoder import BatchEncoder
@@ -140,6 +140,7 @@ __all__ = [
     "GroupMemberDescription",
     "Groups",
     "GroupState",
+    "GuardedClock",
     "IndeterminateAppendError",
     "InterruptedAppendError",
     "InvalidNameError",
@@ -219,7 +220,7 @@ __all__ = [
 # The room of every public name.  A test holds this, the imports above and __all__ together.
 _ROOMS = {
     "batch": ("BatchHeader", "with_producer"),
-    "clock": ("Clock", "ManualClock", "SystemClock"),
+    "clock": ("Clock", "GuardedClock", "ManualClock", "SystemClock"),
     "compaction": ("CompactedSegment", "CompactionReport", "Compactor"),
     "config": ("ConfigError", "PartitionConfig"),
     "encoder": ("BatchEncoder",),

@@ -15,6 +15,7 @@ from pathlib import Path
 import logstore
 
 ROOT = Path(logstore.__file__).parent
+CONNECTOR = ROOT.parent / "spark_connector" / "pyspark_logstore"
 WALL_TIMES = {"time_ms", "_time_ms", "_ask_time", "time_ns", "utcnow", "today"}
 
 # What a use of the wall clock may be for.
@@ -36,6 +37,7 @@ ALLOWED = {
     "AppendableLog.append_batch": (1, LIMIT),
     "AppendableLog.end_transaction.end_locked": (1, STAMP),
     "AppendableLog.writer": (1, PASS),
+    "Committer._check": (1, LIMIT),
     "Consumer.lag": (1, SHOW),
     "DedupeWindows.time_ms": (1, STAMP),
     "GroupCoordinator._act": (1, STAMP),
@@ -60,6 +62,7 @@ ALLOWED = {
     "ProducerIds._read": (2, STAMP),
     "Producers.__init__": (1, PASS),
     "Producers.admit": (1, CADENCE),
+    "SourceOptions.parse": (1, FIND),
     "Store._producer_ids": (1, PASS),
     "Store._refresh": (1, CADENCE),
     "SystemClock.time_ms": (1, PASS),
@@ -71,6 +74,7 @@ ALLOWED = {
     "WritableLog._prepare": (1, STAMP),
     "_Receipt.__init__": (1, STAMP),
     "_clock": (1, SHOW),
+    "_moment": (1, FIND),
     "_row": (1, SHOW),
     "_store": (1, SHOW),
     "_topic": (1, SHOW),
@@ -110,7 +114,8 @@ def uses_of(source: str) -> Counter[str]:
 
 
 def sources() -> Iterator[Path]:
-    return (path for path in sorted(ROOT.rglob("*.py")) if "testing" not in path.parts)
+    for root in (ROOT, CONNECTOR):
+        yield from (path for path in sorted(root.rglob("*.py")) if "testing" not in path.parts)
 
 
 def test_every_use_of_the_wall_clock_has_a_purpose_and_none_is_to_forget() -> None:

@@ -38,7 +38,7 @@ NAMES = {
     *("BytesColumn", "Columns", "OffsetIndex", "Partition", "Record", "Scan", "Segment"),
     *("TimeIndex", "Where", "WhereError", "Writer"),
     *("CompactedSegment", "CompactionReport", "Compactor"),
-    *("Clock", "ManualClock", "SystemClock"),
+    *("Clock", "GuardedClock", "ManualClock", "SystemClock"),
     *("ConfigError", "PartitionConfig"),
     *("Damage", "RecoveryReport", "Skipped", "TornTail"),
     *("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),

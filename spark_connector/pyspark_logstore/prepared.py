@@ -17,13 +17,12 @@ import dataclasses
 import hashlib
 import os
 import re
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from logstore import BatchEncoder, BatchHeader, BytesColumn
+from logstore import BatchEncoder, BatchHeader, BytesColumn, GuardedClock
 
 __all__ = ["Extent", "PreparedFile", "PreparedWriter", "owner_of", "prepared_names"]
 
@@ -225,9 +224,9 @@ class PreparedWriter:
 
 
 def age_of(path: Path) -> float:
-    """Seconds since a file was last changed; 0 when it is gone."""
+    """Return the seconds since a file was last changed, less leaps of the clock; 0: it is gone."""
     try:
-        return max(0.0, time.time() - path.stat().st_mtime)
+        return max(0.0, GuardedClock.of(None).now_ms() / 1000 - path.stat().st_mtime)
     except FileNotFoundError:
         return 0.0
 

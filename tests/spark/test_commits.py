@@ -382,6 +382,20 @@ def test_orphans_go_with_their_batch_or_with_age(root: Path) -> None:
     assert contents(root) == expected({0: "first"})
 
 
+def test_a_leap_of_the_clock_makes_no_prepared_file_old(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    young = prepare(root, {("t", 0): [b"of a job that runs"]}, batch=None, application="job 1")
+    leapt, wall, wall_ns = 2 * 86_400, time.time, time.time_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: wall() + leapt)
+        patch.setattr(time, "time_ns", lambda: wall_ns() + leapt * 10**9)
+        Committer(root).commit(APP, 0, two_files(root, 0, "first"))
+    assert {name for name, _, _ in prepared_names(root)} == {young.name}
+    Committer(root).commit("job 1", 0, [young], once=True)
+    assert b"of a job that runs" in contents(root)[0]
+
+
 def test_a_job_takes_all_its_prepared_files_with_it(root: Path) -> None:
     """Of a task that was tried twice at the same time, only one attempt is told of."""
     one, other = (

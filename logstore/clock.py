@@ -85,7 +85,7 @@ class _Seen(NamedTuple):
     steady_ms: int
     room_ms: float  # how far the wall clock may still run ahead without a leap
     leap_ms: int = 0  # how far the wall clock is ahead of the time that is used
-    leapt_at_ms: int = 0  # steady time at which the leap began
+    leapt_at_ms: int = 0  # steady time of the last leap
 
 
 class ClockGuard:
@@ -127,7 +127,7 @@ class ClockGuard:
         if -self._tolerance_ms <= ahead <= max(room, passed // 100):
             room -= ahead
         else:
-            leap, leapt_at = max(0, leap + ahead), leapt_at if leap else steady_ms
+            leap, leapt_at = max(0, leap + ahead), steady_ms if ahead > 0 else leapt_at
         if leap and steady_ms - leapt_at >= self._believe_after_ms:
             leap = 0
         if leap <= room:

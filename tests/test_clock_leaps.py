@@ -40,6 +40,16 @@ def test_a_clock_that_runs_fast_is_a_leap_in_small_steps() -> None:
     assert now - NOW <= 2_000_000 + 300_000 + 20_000
 
 
+def test_a_second_leap_has_to_last_for_a_day_of_its_own() -> None:
+    guard = ClockGuard(NOW, 0.0)
+    guard.look(NOW + DAY // 24, 0.0)
+    almost = 86_399.0
+    assert guard.look(NOW + DAY // 24 + 86_399_000 + 8 * DAY, almost) == NOW + 86_399_000
+    assert guard.look(NOW + DAY // 24 + DAY + 8 * DAY, almost + 1) == NOW + DAY
+    later = NOW + DAY // 24 + 86_399_000 + 9 * DAY
+    assert guard.look(later, almost + 86_400) == later
+
+
 @given(
     steps=st.lists(
         st.tuples(

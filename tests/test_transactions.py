@@ -704,3 +704,88 @@ def test_one_partition_that_cannot_be_opened_keeps_no_other_transaction_open(
     assert TRANSACTION_STATE in again.recovery.failed
     with pytest.raises(FileNotFoundError):
         again.close()
+
+
+class _Gate:
+    """The lock of the transactions; another producer takes the id right after its n-th release.
+
+    Only releases with nothing under way count: otherwise the other one would wait.
+    """
+
+    def __init__(self, transactions: Transactions, number: int) -> None:
+        self._transactions = transactions
+        self._lock: Any = transactions._lock
+        self._left = number
+        self._depth = 0
+        self.others: list[tuple[int, int]] = []
+        transactions._lock = self  # type: ignore[assignment]
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def release(self) -> None:
+        self._depth -= 1
+        self._lock.release()
+        known = self._transactions._machine.get("x")
+        ending = known is not None and known.state.is_prepared
+        busy = ending or self._transactions._machine.is_under_way("x")
+        if self._depth == 0 and not busy and self._left > 0:
+            self._left -= 1
+            if self._left == 0:
+                self.others.append(self._transactions.init_producer("x", 1000))
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def remove(self) -> None:
+        self._transactions._lock = self._lock
+
+
+def test_two_that_take_an_id_at_once_never_get_the_same_epoch(store: Store) -> None:
+    transactions = Transactions.of(store)
+    for number in range(1, 9):
+        gate = _Gate(transactions, number)
+        mine = transactions.init_producer("x", 1000)
+        gate.remove()
+        assert mine not in gate.others
+        if not gate.others:
+            break
+    assert number > 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_who_ends_a_transaction_does_not_get_the_epoch_of_another(
+    store: Store, commit: bool
+) -> None:
+    transactions = Transactions.of(store)
+    for number in range(1, 9):
+        mine = transactions.init_producer("x", 1000)
+        transactions.add_partitions("x", mine, [("b", 0)])
+        gate = _Gate(transactions, number)
+        with contextlib.suppress(FencedError):
+            mine = transactions.end("x", mine, commit=commit)
+        gate.remove()
+        assert mine not in gate.others
+        if not gate.others:
+            break
+    assert number > 1
+
+
+def test_a_producer_that_goes_on_after_an_abort_fences_nobody_newer(store: Store) -> None:
+    transactions = Transactions.of(store)
+    for number in range(1, 9):
+        mine = transactions.init_producer("x", 1000)
+        transactions.add_partitions("x", mine, [("b", 0)])
+        gate = _Gate(transactions, number)
+        with contextlib.suppress(FencedError):
+            mine = transactions.init_producer("x", 1000, expected=mine)
+        gate.remove()
+        if not gate.others:
+            break
+        transactions.add_partitions("x", gate.others[0], [("b", 0)])  # not fenced
+        transactions.end("x", gate.others[0], commit=True)
+    assert number > 1

@@ -160,12 +160,15 @@ class Transactions(Closeable):
 
     # ---- carrying out effects ----
 
-    def _drive(self, effect: Effect | None, look: Callable[[], None] = lambda: None) -> None:
-        """Carry out an effect and all that follow from it; `look` at the state after each of them.
+    def _drive(
+        self, effect: Effect, look: Callable[[], None] = lambda: None
+    ) -> TransactionMetadata | None:
+        """Carry out an effect and all that follow from it; return the state after the last one.
 
-        It looks under the lock, before anyone else can change that state.
+        `look` is called after each effect.  The state is read, and `look` is called, under the
+        lock: no other request can change the state before.
         """
-        while effect is not None:
+        while True:
             try:
                 self._carry_out(effect)
             except BaseException:
@@ -181,6 +184,7 @@ class Transactions(Closeable):
                 if following is None:
                     self._drivers.pop(effect.transactional_id, None)
                     self._changed.notify_all()
+                    return self._machine.get(effect.transactional_id)
             effect = following
 
     def _failed(self, effect: Effect) -> None:
@@ -298,8 +302,12 @@ class Transactions(Closeable):
         transactional_id: str,
         request: Callable[[int], Effect | None],
         look: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Have the machine answer a request, and carry out what it says."""
+    ) -> TransactionMetadata | None:
+        """Have the machine answer a request, and carry out what it says.
+
+        Return the state that the request leads to.  A later request may have changed the state
+        when this returns: what the caller gets must be taken from this result.
+        """
         with self._driving(transactional_id):
             with self._lock:
                 if self._closing:
@@ -310,7 +318,9 @@ class Transactions(Closeable):
                 self._settled(transactional_id)
                 self._drivers[transactional_id] = threading.get_ident()
                 effect = request(self._clock.time_ms())
-            self._drive(effect, look)
+                if effect is None:
+                    return self._machine.get(transactional_id)
+            return self._drive(effect, look)
 
     # ---- for producers ----
 
@@ -327,31 +337,20 @@ class Transactions(Closeable):
     ) -> tuple[int, int]:
         """Fence every other producer of an id, abort what it left open; a new id and epoch."""
         self._store._writable()
-        while not self._init_once(transactional_id, timeout_ms, expected):
-            expected = None  # whoever had it is fenced, and its transaction aborted
-        return self.identity_of(transactional_id)
-
-    def _init_once(self, name: str, timeout_ms: int, expected: tuple[int, int] | None) -> bool:
-        """False: a transaction was open, and is aborted now."""
         was_open = False
 
         def request(now: int) -> Effect | None:
             nonlocal was_open
-            known = self._machine.get(name)
+            known = self._machine.get(transactional_id)
             was_open = known is not None and known.state is TransactionState.ONGOING
             return self._machine.init_producer(
-                name, timeout_ms, now, fresh_id=self._fresh_id, expected=expected
+                transactional_id, timeout_ms, now, fresh_id=self._fresh_id, expected=expected
             )
 
-        self._ask(name, request)
-        return not was_open
-
-    def identity_of(self, transactional_id: str) -> tuple[int, int]:
-        """The producer id and epoch that are in force."""
-        with self._lock:
-            known = self._machine.get(transactional_id)
-            assert known is not None
-            return known.producer_id, known.producer_epoch
+        known = self._ask(transactional_id, request)
+        while was_open:  # and was aborted: ask again, as the machine wants it
+            known = self._ask(transactional_id, request)
+        return _identity(known)
 
     def add_partitions(
         self,
@@ -386,14 +385,14 @@ class Transactions(Closeable):
             if done and decided is not None:
                 decided()
 
-        self._ask(
+        known = self._ask(
             transactional_id,
             lambda now: self._machine.end(
                 transactional_id, *identity, now, commit=commit, fresh_id=self._fresh_id
             ),
             look,
         )
-        return self.identity_of(transactional_id)
+        return _identity(known)
 
     # ---- time-outs ----
 
@@ -542,3 +541,9 @@ class Transactions(Closeable):
 
     def _forget(self, name: str, now: int) -> Effect:
         return self._machine.forget(name)
+
+
+def _identity(known: TransactionMetadata | None) -> tuple[int, int]:
+    """The producer id and epoch of a state."""
+    assert known is not None
+    return known.producer_id, known.producer_epoch

@@ -261,6 +261,17 @@ def test_an_epoch_that_runs_out_at_init_gives_a_new_id() -> None:
     assert driven.init(expected=(7, EPOCH_MAX - 1)) == again
 
 
+def test_an_epoch_that_runs_out_at_a_time_out_gives_a_new_id() -> None:
+    driven = Driven()
+    driven.machine.replay("t", metadata(producer_epoch=EPOCH_MAX - 1, timeout_ms=1000))
+    driven.add((7, EPOCH_MAX - 1), ("a", 0))
+    driven.drive(driven.machine.abort("t", 1))
+    again = driven.init(expected=(7, EPOCH_MAX - 1))
+    assert again[1] == 0 and again[0] != 7
+    driven.add(again, ("a", 0))
+    driven.end(again)
+
+
 def test_while_one_effect_is_under_way_others_wait() -> None:
     machine = TransactionCoordinator()
     effect = machine.init_producer("t", 1000, 0, fresh_id=fresh)

@@ -225,6 +225,49 @@ def test_a_transaction_that_stays_open_is_aborted(tmp_path: Path) -> None:
         assert committed(store, "b") == [b"in time"]
 
 
+@pytest.mark.parametrize("packs", [1, 2])
+@pytest.mark.parametrize("act", ["commit", "flush", "append", "commit_offsets"])
+def test_records_that_come_after_the_time_out_are_told_of_it(
+    tmp_path: Path, packs: int, act: str
+) -> None:
+    clock = ManualClock()
+    with logstore.open(tmp_path, clock=clock, durability="os") as store:
+        store.create_topic("a", partitions=2)
+        producer = Producer(store, "slow", transaction_timeout=5, linger=600.0)
+        tx = producer.transaction()
+        for number in range(packs):
+            tx.append("a", b"late", partition=number)
+        tx.commit_offsets({("a", 0): 1}, group_id="workers")
+        clock.advance(5_001)
+        Transactions.of(store).run_due()
+        later = [tx.send("a", b"later", partition=number) for number in range(packs)]
+        if act == "append":
+            with pytest.raises(TransactionAbortedError, match="5000 ms"):
+                tx.append("a", b"later", partition=0)
+        elif act == "flush":
+            with pytest.raises(TransactionAbortedError, match="5000 ms"):
+                producer.flush()
+        elif act == "commit_offsets":
+            with pytest.raises(TransactionAbortedError, match="5000 ms"):
+                tx.commit_offsets({("a", 0): 2}, group_id="workers")
+        with pytest.raises(TransactionAbortedError, match="5000 ms"):
+            tx.commit()
+        for delivery in later:
+            assert isinstance(delivery.exception(0), TransactionAbortedError)
+        with producer.transaction() as tx:  # no other producer has the id
+            tx.send("a", b"in time", partition=0)
+        assert committed(store, "a") == [b"in time"]
+        tx = producer.transaction()
+        tx.append("a", b"fenced", partition=0)
+        Producer(store, "slow").close()
+        tx.send("a", b"later", partition=0)
+        with pytest.raises(FencedError):
+            tx.commit()
+        with pytest.raises(FencedError):
+            producer.transaction()
+        producer.close()
+
+
 def test_a_thread_watches_the_time(store: Store) -> None:
     with Producer(store, "slow", transaction_timeout=0.05) as producer:
         tx = producer.transaction()

@@ -74,6 +74,7 @@ class TransactionCoordinator:
         self.max_timeout_ms = max_timeout_ms
         self.expiration_ms = expiration_ms
         self._known: dict[str, TransactionMetadata] = {}
+        self._names: dict[int, str] = {}  # transactional ids, by producer id; some are outdated
         self._under_way: dict[str, Effect] = {}
 
     # ---- what is known ----
@@ -97,9 +98,64 @@ class TransactionCoordinator:
     def replay(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
         """Take in a record of the log, in its order."""
         if metadata is None:
-            self._known.pop(transactional_id, None)
+            before = self._known.pop(transactional_id, None)
+            if before is not None:
+                self._names.pop(before.producer_id, None)
         else:
+            self._names[metadata.producer_id] = transactional_id
             self._known[transactional_id] = metadata
+
+    def check(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionMetadata:
+        """Return the state of an id, for the producer that has it.
+
+        Raises TransactionAbortedError when this epoch's transaction was aborted by a time-out or
+        an operator; FencedError when another producer has the id.
+        """
+        known = self._known.get(transactional_id)
+        if known is None:
+            raise TransactionStateError(
+                f"nothing is known of transactional id {transactional_id!r}"
+            )
+        if (known.producer_id, known.producer_epoch) != (producer_id, epoch):
+            if self.outcome(transactional_id, producer_id, epoch) == "aborted":
+                raise TransactionAbortedError(
+                    f"the transaction of {transactional_id!r} was aborted: it was open for longer "
+                    f"than its time-out of {known.timeout_ms} ms, or an operator ended it"
+                )
+            raise FencedError(epoch, known.producer_epoch, where=_named(known))
+        return known
+
+    def outcome(self, transactional_id: str, producer_id: int, epoch: int) -> str:
+        """Return how the transaction of an epoch ended: "committed", "aborted", or "open".
+
+        An empty string if the state of the id has moved on since: the transaction is over, and its
+        markers are in the partitions.
+        """
+        known = self._known.get(transactional_id)
+        if known is None:
+            return ""
+        if (known.producer_id, known.producer_epoch) == (producer_id, epoch):
+            return "open"
+        if _is_last(known, producer_id, epoch):
+            if known.state in (S.PREPARE_COMMIT, S.COMPLETE_COMMIT):
+                return "committed"
+            if known.state in (S.PREPARE_ABORT, S.COMPLETE_ABORT):
+                return "aborted"
+        return ""
+
+    def verify(self, producer_id: int, epoch: int, partition: tuple[str, int]) -> None:
+        """Raise unless the producer has a transaction open that the partition was added to.
+
+        As AddPartitionsToTxn with verifyOnly (KIP-890).
+        """
+        name = self._names.get(producer_id)
+        known = None if name is None else self.check(name, producer_id, epoch)
+        if known is None or known.state is not S.ONGOING or partition not in known.partitions:
+            raise TransactionStateError(
+                f"a transactional batch of producer {producer_id}, epoch {epoch}: the coordinator "
+                f"has no open transaction of it with {partition[0]}-{partition[1]}, and nothing "
+                f"would ever end one"
+            )
 
     # ---- requests ----
 
@@ -134,9 +190,10 @@ class TransactionCoordinator:
                                       last_update_ms=now_ms)  # fmt: skip
             return self._append(new)
         if expected is not None and expected != (known.producer_id, known.producer_epoch):
-            if _is_last(known, *expected) and known.state.is_over:
+            if not (_is_last(known, *expected) and known.state.is_over):
+                raise FencedError(expected[1], known.producer_epoch, where=_named(known))
+            if known.producer_epoch <= LAST_EPOCH:
                 return None
-            raise FencedError(expected[1], known.producer_epoch, where=_named(known))
         if known.state is S.ONGOING:
             return self._abort(known, now_ms)
         exhausted = known.producer_epoch >= LAST_EPOCH
@@ -321,17 +378,7 @@ class TransactionCoordinator:
 
     def _of(self, name: str, producer_id: int, epoch: int) -> TransactionMetadata:
         """What is known of an id, for its producer; anyone else is fenced."""
-        known = self._known.get(name)
-        if known is None:
-            raise TransactionStateError(f"nothing is known of transactional id {name!r}")
-        if (known.producer_id, known.producer_epoch) != (producer_id, epoch):
-            aborted = known.state in (S.PREPARE_ABORT, S.COMPLETE_ABORT)
-            if aborted and _is_last(known, producer_id, epoch):
-                raise TransactionAbortedError(
-                    f"the transaction of {name!r} was aborted: it was open for longer than its "
-                    f"time-out of {known.timeout_ms} ms, or an operator ended it"
-                )
-            raise FencedError(epoch, known.producer_epoch, where=_named(known))
+        known = self.check(name, producer_id, epoch)
         self._idle(name)
         return known
 

@@ -47,6 +47,8 @@ class LaneOwner(Protocol):
 
     def hurry(self) -> None: ...
     def note_failure(self, error: BaseException, /) -> None: ...
+    def explain(self, error: BaseException, /) -> BaseException:
+        """Return the error to answer with: the coordinator knows why an epoch is over."""
 
 
 class Lane(_native.Builder):
@@ -173,6 +175,7 @@ class Lane(_native.Builder):
 
     def _fail_first(self, error: BaseException) -> None:
         """The oldest pack is not in the log, or nobody can tell, and will not be tried again."""
+        error = self.owner.explain(error)
         taken = self._unwritten.pop(0)
         self.owner.note_failure(error)
         with holding(self._settling):

@@ -418,6 +418,15 @@ class Producer(_native.Sender, Closeable):
         """Some records will not be delivered: `flush` and `close` tell, if nobody else does."""
         self._failures.append(error)
 
+    def explain(self, error: BaseException) -> BaseException:
+        """Return why an epoch is over: a partition knows that it is, the coordinator knows why."""
+        if isinstance(error, FencedError) and self._transactional_id is not None:
+            try:
+                self._transactions.check(self._transactional_id, self.identity)
+            except (FencedError, TransactionAbortedError) as reason:
+                return reason
+        return error
+
     def hurry(self) -> None:
         """Someone waits for an answer."""
         self._hurried = True
@@ -568,7 +577,11 @@ class Producer(_native.Sender, Closeable):
         try:
             yield
         except FencedError as error:
-            self._fenced = error
+            reason = self.explain(error)
+            if not isinstance(reason, FencedError):
+                self._stale = True
+                raise reason from error
+            self._fenced = reason
             raise
         except BaseException:
             self._stale = True
@@ -723,6 +736,10 @@ class Producer(_native.Sender, Closeable):
 
     def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
+        if self._transactional_id is not None:
+            # An epoch that is over fails every pack alike: one error for the transaction.
+            over = (FencedError, TransactionAbortedError)
+            failures = [e for e in failures if isinstance(e, over)][:1] or failures
         if len(failures) == 1:
             raise failures[0]
         if failures:

@@ -32,9 +32,11 @@ from logstore.errors import (
     FencedError,
     InvalidRecordError,
     LogStoreError,
+    TransactionStateError,
     UnknownTopicError,
 )
 from logstore.internal_topics import TRANSACTION_STATE, coordinator_partition, internal_topic
+from logstore.offsets.records import check_text
 from logstore.partition import Partition
 from logstore.store import Store
 from logstore.timer import Timeout, Timers
@@ -308,6 +310,7 @@ class Transactions(Closeable):
         Return the state that the request leads to.  A later request may have changed the state
         when this returns: what the caller gets must be taken from this result.
         """
+        check_text("a transactional id", transactional_id)
         with self._driving(transactional_id):
             with self._lock:
                 if self._closing:
@@ -393,6 +396,29 @@ class Transactions(Closeable):
             look,
         )
         return _identity(known)
+
+    def check(self, transactional_id: str, identity: tuple[int, int]) -> None:
+        """Raise TransactionAbortedError or FencedError if a producer's epoch is over."""
+        with self._lock:
+            self._machine.check(transactional_id, *identity)
+
+    def outcome(self, transactional_id: str, producer_id: int, epoch: int) -> str:
+        """Return how the transaction of an epoch ended; see `TransactionCoordinator.outcome`."""
+        with self._lock:
+            return self._machine.outcome(transactional_id, producer_id, epoch)
+
+    def verify(self, producer_id: int, epoch: int, partition: tuple[str, int]) -> None:
+        """Raise unless the producer has a transaction open that the partition was added to.
+
+        Raises TransactionStateError, FencedError or TransactionAbortedError.
+        """
+        with self._lock:
+            try:
+                self._machine.verify(producer_id, epoch, partition)
+            except TransactionStateError:
+                for unreadable in self.unreadable.values():
+                    raise unreadable from None
+                raise
 
     # ---- time-outs ----
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import logstore
 from logstore import (
     ConcurrentTransactionsError,
     ConfigError,
+    FencedError,
     ManualClock,
     Position,
     Producer,
     Store,
+    Transactions,
 )
 from logstore.transactions.dedupe import HEADER
 
@@ -118,6 +122,117 @@ def test_what_was_aborted_was_not_sent(tmp_path: Path) -> None:
         assert other.append("t", b"9", dedupe_id="c").offset > first.offset
 
 
+def test_an_id_whose_record_was_truncated_may_be_sent_again(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        log = store.create_topic("t")[0]
+        with Producer(store) as producer, Producer(store, "x") as other:
+            kept = producer.append("t", b"kept", dedupe_id="kept")
+            producer.append("t", b"gone", dedupe_id="a")
+            with other.transaction() as tx:
+                tx.append("t", b"gone", dedupe_id="b")
+        log.truncate(1)
+        with Producer(store) as producer:
+            producer.append("t", b"new")
+            again = producer.append("t", b"again", dedupe_id="a")
+            assert again.offset == 2
+            assert producer.append("t", b"again", dedupe_id="b").offset == 3
+            assert producer.append("t", b"again", dedupe_id="a") == again
+            assert producer.append("t", b"again", dedupe_id="kept") == kept
+        log.truncate(0)
+        with Producer(store) as producer:
+            assert producer.append("t", b"first", dedupe_id="kept").offset == 0
+        assert values(store) == [b"first"]
+
+
+def test_a_record_whose_commit_was_truncated_does_not_count(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        log = store.create_topic("t")[0]
+        with Producer(store, "x") as producer, Producer(store) as other:
+            with producer.transaction() as tx:
+                first = tx.append("t", b"1", dedupe_id="a")
+            with producer.transaction() as tx:
+                tx.append("t", b"2")
+            assert other.append("t", b"3", dedupe_id="a") == first
+            log.truncate(1)  # the record stays, its marker goes
+            assert other.append("t", b"4", dedupe_id="a") != first
+
+
+def test_what_was_deleted_may_be_sent_again_and_what_stays_may_not(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        log = store.create_topic("t")[0]
+        with Producer(store) as producer:
+            for name in ("a", "b"):
+                producer.append("t", b"v", dedupe_id=name)
+            log.trim(1)
+            assert producer.append("t", b"v", dedupe_id="b").offset == 1
+            assert producer.append("t", b"v", dedupe_id="a").offset == 2
+
+
+@pytest.mark.parametrize("how", ["fenced", "timed out", "unwritten"])
+def test_the_id_of_a_transaction_that_another_ended_may_be_sent_again(
+    tmp_path: Path, how: str
+) -> None:
+    clock = ManualClock()
+    with logstore.open(tmp_path, durability="os", clock=clock) as store:
+        store.create_topic("t")
+        old = Producer(store, "x", transaction_timeout=5, linger=600.0)
+        tx = old.transaction()
+        if how == "unwritten":
+            tx.send("t", b"old", dedupe_id="a")
+        else:
+            tx.append("t", b"old", dedupe_id="a")
+        with Producer(store) as plain, pytest.raises(ConcurrentTransactionsError):
+            plain.append("t", b"other", dedupe_id="a")
+        if how == "timed out":
+            clock.advance(5_001)
+            Transactions.of(store).run_due()
+        with Producer(store, "x") as new:
+            with new.transaction() as again:
+                place = again.append("t", b"new", dedupe_id="a")
+            with new.transaction() as again:
+                assert again.append("t", b"newer", dedupe_id="a") == place
+        with pytest.raises(FencedError):
+            tx.commit()
+        old.close()
+        found = [r.value for r in store["t"][0].scan(isolation="read_committed")]
+        assert found == [b"new"]
+
+
+def test_a_closed_producer_that_used_an_id_is_freed(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        store.create_topic("t")
+        plain, named = Producer(store), Producer(store, "x")
+        kept = plain.send("t", b"v", dedupe_id="a")
+        plain.flush()
+        with named.transaction() as tx:
+            tx.append("t", b"v", dedupe_id="b")
+        plain.close()
+        named.close()
+        gone = [weakref.ref(plain), weakref.ref(named)]
+        del plain, named, tx
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+        assert (kept.topic, kept.partition, kept.result(0).offset) == ("t", 0, 0)
+
+
+def test_the_window_counts_by_the_time_of_appending(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with logstore.open(tmp_path, durability="os", clock=clock) as store:
+        store.create_topic("t")
+        old = clock.now_ms - 3_600_000
+        with Producer(store) as producer:
+            first = producer.append("t", b"m", dedupe_id="job-1", timestamp=old)
+            late = producer.append("t", b"m", dedupe_id="job-2", timestamp=clock.now_ms + 3_000_000)
+            assert producer.append("t", b"m", dedupe_id="job-1", timestamp=old) == first
+    for advance, known in ((60_000, True), (60_000, True), (1, False)):
+        clock.advance(advance)
+        store = logstore.open(tmp_path, durability="os", clock=clock)
+        with store, Producer(store) as producer:
+            for name, place in (("job-1", first), ("job-2", late)):
+                again = producer.append("t", b"m", dedupe_id=name, timestamp=old)
+                assert (again == place) == known
+
+
 class DedupeMachine(RuleBasedStateMachine):
     """The window against a list of all that was ever sent, over closes and kills."""
 
@@ -140,8 +255,8 @@ class DedupeMachine(RuleBasedStateMachine):
         """The newest record of an id, if it is within the window."""
         found = None
         for sent in self.sent:
-            for each, timestamp, position in sent[-COUNT:]:
-                if each == name and timestamp >= self.clock.now_ms - WINDOW_MS:
+            for each, appended, position in sent[-COUNT:]:
+                if each == name and appended >= self.clock.now_ms - WINDOW_MS:
                     found = position
         return found
 
@@ -156,8 +271,7 @@ class DedupeMachine(RuleBasedStateMachine):
             assert delivery.result(60) == expected
             return
         position = Position("t", number, len(self.sent[number]))
-        stamp = self.clock.now_ms if timestamp is None else timestamp
-        self.sent[number].append((name, stamp, position))
+        self.sent[number].append((name, self.clock.now_ms, position))
         self.count += 1
         if wait:
             assert delivery.result(60) == position

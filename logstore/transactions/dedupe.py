@@ -5,9 +5,15 @@ number, the same id for the same topic is not sent again: it is answered with th
 place.  The log is the state: the window is read from it when it is first used after opening, so it
 survives whatever the records survive, and a record and its id are never apart.
 
-The window counts by the records' own timestamps: an id is known as long as its record is not older
-than `window_ms` and among the `records_max` newest ids of its partition.  Both are the same before
-and after a crash.  An id whose record failed, or was aborted with its transaction, is not known.
+The window counts by the time of appending: an id is known as long as its record was appended not
+longer ago than `window_ms` and is among the `records_max` newest ids of its partition.  A record
+that is sent with a timestamp of its own carries the time of appending in a second header.  After
+opening, such records are looked for among the `records_max` newest records of the partition.
+
+An id whose record failed, was aborted with its transaction, or is not in the log any more
+(truncated, deleted, compacted away), is not known.  The log is read again for a place that was
+remembered before the log changed by more than an append.  The coordinator decides whether a
+transaction is over, and not the producer, which may be fenced or gone.
 
 Callers hold `lock` from looking for an id to noting it.
 """
@@ -16,51 +22,66 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TypeAlias
 
 from logstore.batch import BatchHeader, EndMarker
 from logstore.clock import GuardedClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError
-from logstore.errors import ConcurrentTransactionsError
+from logstore.errors import ConcurrentTransactionsError, OffsetOutOfRangeError
 from logstore.partition import Partition
 from logstore.record import Record
 from logstore.store import Store
 from logstore.topic import Topic
-from logstore.transactions.delivery import Delivery, Pack
-from logstore.transactions.transaction import Transaction
+from logstore.transactions.delivery import Delivery, Pack, Place
+from logstore.transactions.service import Transactions
 
-__all__ = ["HEADER", "DedupeWindow", "DedupeWindows"]
+__all__ = ["HEADER", "TIME_HEADER", "DedupeWindow", "DedupeWindows"]
 
 HEADER = "logstore.dedupe.id"
+TIME_HEADER = "logstore.dedupe.time"  # of appending: milliseconds since 1970, 8 bytes big-endian
+_NAME = HEADER.encode()
 
 
-class _Place:
-    """A partition, for a record that was sent by someone who is gone."""
-
-    def __init__(self, topic: str, number: int) -> None:
-        self.topic = topic
-        self.number = number
-
-    def hurry(self) -> None:
-        """Nothing is on its way."""
+# A transaction: transactional id, producer id, epoch.
+TransactionKey: TypeAlias = tuple[str, int, int]
 
 
-class _Sent(NamedTuple):
-    delivery: Delivery
-    timestamp: int
-    transaction: Transaction | None
+class _Sent:
+    """A record that was sent with an id."""
+
+    __slots__ = ("appended_ms", "delivery", "generation", "transaction")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        appended_ms: int,
+        generation: int,
+        transaction: TransactionKey | None,
+    ) -> None:
+        self.delivery = delivery
+        self.appended_ms = appended_ms
+        self.generation = generation  # of the log: its place holds as long as this is the same
+        self.transaction = transaction  # None: it was sent in none, or in one that is committed
 
 
 class DedupeWindow:
     """The window of one topic."""
 
-    def __init__(self, topic: Topic, window_ms: int, records_max: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        window_ms: int,
+        records_max: int,
+        now_ms: int,
+        outcome: Callable[[str, int, int], str],
+    ) -> None:
         self.topic = topic
         self.window_ms = window_ms
         self.records_max = records_max
         self.lock = threading.RLock()
+        self._outcome = outcome
         self._known: dict[bytes, _Sent] = {}
         # Ids of each partition, oldest first; one that was sent again is there twice.
         self._order: dict[int, collections.deque[tuple[bytes, _Sent]]] = {}
@@ -68,46 +89,79 @@ class DedupeWindow:
             self._load(partition, now_ms)
 
     def _load(self, partition: Partition, now_ms: int) -> None:
-        place = _Place(partition.topic, partition.number)
+        place = Place(partition.topic, partition.number)
+        generation = partition.generation
         oldest = now_ms - self.window_ms
-        start = partition.offset_for_time(max(0, oldest))
+        start = min(
+            partition.offset_for_time(max(0, oldest)),
+            max(partition.start_offset, partition.end_offset - self.records_max),
+        )
         for record in _settled_records(partition, start):
-            found = next((value for name, value in record.headers if name == HEADER), None)
+            headers = dict(reversed(record.headers))
+            found = headers.get(HEADER)
             if found is not None:
                 pack = Pack(place)
                 pack.first_offset, pack.count, pack.done = record.offset, 1, True
-                sent = _Sent(Delivery(pack, 0), record.timestamp, None)
+                stamped = headers.get(TIME_HEADER)
+                appended_ms = record.timestamp if stamped is None else int.from_bytes(stamped)
+                sent = _Sent(Delivery(pack, 0), appended_ms, generation, None)
                 # One that is too old counts, but must not hide one that is not.
-                self._note(found, sent, known=record.timestamp >= oldest)
+                self._note(found, sent, known=appended_ms >= oldest)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, dedupe_id: bytes, now_ms: int, asking: Transaction | None) -> Delivery | None:
-        """What was sent with an id; None: nothing, or too long ago.
+    def generation(self, number: int) -> int:
+        """Return the generation of a partition's log; for `note`, from before the record is put."""
+        return self.topic[number].generation
 
-        Raises ConcurrentTransactionsError when it belongs to someone's transaction that is open:
+    def find(self, dedupe_id: bytes, now_ms: int, asking: TransactionKey | None) -> Delivery | None:
+        """Return what was sent with an id; None: nothing that counts.
+
+        Raises ConcurrentTransactionsError when it was sent in another transaction that is open:
         whether it counts is not decided.
         """
         sent = self._known.get(dedupe_id)
-        if sent is None or sent.timestamp < now_ms - self.window_ms:
+        if sent is None or sent.appended_ms < now_ms - self.window_ms:
             return None
-        if sent.delivery.done() and sent.delivery.exception(0) is not None:
+        delivery = sent.delivery
+        done = delivery.done()
+        if done and delivery.exception(0) is not None:
             return None
-        if sent.transaction is not None:
-            if sent.transaction.over.startswith("aborted"):
-                return None
-            if not sent.transaction.over and sent.transaction is not asking:
+        outcome = "committed"
+        if sent.transaction is not None and sent.transaction != asking:
+            outcome = self._outcome(*sent.transaction)
+            if outcome == "open":
                 raise ConcurrentTransactionsError(
                     f"dedupe id {dedupe_id!r} was sent in a transaction that is open: ask again"
                 )
-        return sent.delivery
+            if outcome == "aborted" or not done:  # what is not written now never will be
+                return None
+        if not done:
+            return delivery
+        generation = self.generation(delivery.partition)
+        if outcome and sent.generation == generation:
+            return delivery
+        # A transaction that is not over for the coordinator has no marker yet.
+        decided = sent.transaction is None or not outcome
+        if not _is_there(self.topic[delivery.partition], delivery.result(0).offset, dedupe_id,
+                         decided=decided):  # fmt: skip
+            return None
+        if decided:
+            sent.transaction = None
+        sent.generation = generation
+        return delivery
 
     def note(
-        self, dedupe_id: bytes, delivery: Delivery, timestamp: int, transaction: Transaction | None
+        self,
+        dedupe_id: bytes,
+        delivery: Delivery,
+        appended_ms: int,
+        generation: int,
+        transaction: TransactionKey | None,
     ) -> None:
         """It was sent."""
-        self._note(dedupe_id, _Sent(delivery, timestamp, transaction))
+        self._note(dedupe_id, _Sent(delivery, appended_ms, generation, transaction))
 
     def _note(self, dedupe_id: bytes, sent: _Sent, *, known: bool = True) -> None:
         order = self._order.setdefault(sent.delivery.partition, collections.deque())
@@ -120,11 +174,30 @@ class DedupeWindow:
                 del self._known[oldest]
 
 
-def _settled_records(partition: Partition, start: int) -> Iterator[Record]:
-    """Records from `start` on, but for those of transactions that were aborted or are open."""
+def _is_there(partition: Partition, offset: int, dedupe_id: bytes, *, decided: bool) -> bool:
+    """Whether the log has the record of an id at `offset`, committed if that is `decided`."""
+    try:
+        records = list(partition.scan(offset, offset + 1))
+        if not any((HEADER, dedupe_id) in record.headers for record in records):
+            return False
+        producer_id = -1
+        for raw in partition.scan(offset).batches():
+            header = BatchHeader.parse(raw)
+            if not decided or (producer_id < 0 and not header.transactional):
+                return True
+            if producer_id < 0:
+                producer_id = header.producer_id
+            elif header.control and header.producer_id == producer_id:
+                marker = EndMarker.parse(raw)
+                return marker is not None and marker.commit
+    except OffsetOutOfRangeError:
+        pass  # truncated, or deleted
+    return False
+
+
+def _settled_records(partition: Partition, start: int) -> list[Record]:
+    """Records with an id from `start` on, but for transactions that were aborted or are open."""
     end = partition.end_offset
-    records = iter(partition.scan(start, end))
-    record = next(records, None)
     waiting: dict[int, list[Record]] = {}  # by producer, until its marker comes
     found: list[Record] = []
     for raw in partition.scan(start, end).batches():
@@ -134,12 +207,11 @@ def _settled_records(partition: Partition, start: int) -> Iterator[Record]:
             held = waiting.pop(header.producer_id, [])
             if marker is not None and marker.commit:
                 found += held
-        target = waiting.setdefault(header.producer_id, []) if header.transactional else found
-        while record is not None and record.offset < header.next_offset:
-            if record.headers:
-                target.append(record)
-            record = next(records, None)
-    yield from sorted(found, key=lambda each: each.offset)
+        elif header.codec or _NAME in raw:
+            target = waiting.setdefault(header.producer_id, []) if header.transactional else found
+            records = partition.scan(max(start, header.base_offset), header.next_offset)
+            target += [record for record in records if record.headers]
+    return sorted(found, key=lambda each: each.offset)
 
 
 class DedupeWindows(Closeable):
@@ -147,6 +219,7 @@ class DedupeWindows(Closeable):
 
     def __init__(self, store: Store) -> None:
         """Use `DedupeWindows.of`."""
+        self._store = store
         self._guarded_clock = GuardedClock.of(store.clock)
         self._lock = threading.Lock()
         self._windows: dict[str, DedupeWindow] = {}
@@ -161,7 +234,7 @@ class DedupeWindows(Closeable):
         with self._lock:
             found = self._windows.get(topic.name)
             if found is None or found.topic is not topic:
-                found = DedupeWindow(topic, window_ms, records_max, self.now_ms())
+                found = DedupeWindow(topic, window_ms, records_max, self.now_ms(), self._outcome)
                 self._windows[topic.name] = found
         if (found.window_ms, found.records_max) != (window_ms, records_max):
             raise ConfigError(
@@ -177,6 +250,9 @@ class DedupeWindows(Closeable):
     def time_ms(self) -> int:
         """Return the time that a new record gets."""
         return self._guarded_clock.clock.time_ms()
+
+    def _outcome(self, transactional_id: str, producer_id: int, epoch: int) -> str:
+        return Transactions.of(self._store).outcome(transactional_id, producer_id, epoch)
 
     def close(self) -> None:
         """Nothing to do: the log has it all."""

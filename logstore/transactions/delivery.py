@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from logstore import _native
 from logstore.topic import Position
 
-__all__ = ["Callbacks", "Carrier", "Delivery", "Pack", "holding"]
+__all__ = ["Callbacks", "Carrier", "Delivery", "Pack", "Place", "holding"]
 
 log = logging.getLogger("logstore.producer")
 
@@ -37,11 +37,24 @@ class Carrier(Protocol):
         """Someone waits: write what is held soon."""
 
 
+class Place:
+    """The carrier of a pack that is done: the names of its lane, which may be gone."""
+
+    __slots__ = ("number", "topic")
+
+    def __init__(self, topic: str, number: int) -> None:
+        self.topic = topic
+        self.number = number
+
+    def hurry(self) -> None:
+        """Nothing is on its way."""
+
+
 class Pack:
     """Records that are written together.
 
     `first_offset` is -1 until they are in the log.  `done`: as durable as asked for, or failed with
-    `error`.
+    `error`; the pack then holds its lane, and with it the producer, no longer.
     """
 
     __slots__ = ("_callbacks", "_woken", "carrier", "count", "done", "error", "first_offset")
@@ -66,6 +79,7 @@ class Pack:
                 return []
             self.error = error
             self.done = True
+            self.carrier = Place(self.carrier.topic, self.carrier.number)
             callbacks, self._callbacks = self._callbacks, None
             if self._woken is not None:
                 self._woken.set()

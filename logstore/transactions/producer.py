@@ -49,11 +49,10 @@ from logstore.partitioner import (
     RandomPartitioner,
     RoundRobinPartitioner,
 )
-from logstore.record import Record
 from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store import Store
 from logstore.topic import Position, Topic, partition_number
-from logstore.transactions.dedupe import HEADER, DedupeWindows
+from logstore.transactions.dedupe import HEADER, TIME_HEADER, DedupeWindows
 from logstore.transactions.delivery import Delivery, holding
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
@@ -108,9 +107,9 @@ class Producer(_native.Sender, Closeable):
     - `idempotence`: number the batches, so that none is appended twice.
 
     A record that is sent with a `dedupe_id` (str or bytes) is sent once: for `dedupe_window`
-    seconds, and as long as it is among the `dedupe_records` newest of its partition, the same id
-    for the same topic is answered with the first record's place.  The id is kept in a header of the
-    record, and so survives what the record survives.
+    seconds after it was appended, and as long as it is among the `dedupe_records` newest of its
+    partition, the same id for the same topic is answered with the first record's place.  The id is
+    kept in a header of the record, and so survives what the record survives.
 
     With a `transactional_id` it writes in transactions only: see `transaction`.  It is the only
     producer of that id: one that had it before is fenced, and what it left open is aborted.
@@ -243,8 +242,9 @@ class Producer(_native.Sender, Closeable):
         """
         delivery = self._send(topic, value, key=key, headers=headers, timestamp=timestamp,
                               partition=partition, dedupe_id=dedupe_id)  # fmt: skip
-        if not delivery.done():
-            self._deliver(cast(Lane, delivery._pack.carrier))
+        lane = delivery._pack.carrier
+        if not delivery.done():  # asked after the carrier was read: a lane until then
+            self._deliver(cast(Lane, lane))
         return delivery.result()
 
     def _deliver(self, lane: Lane) -> None:
@@ -308,15 +308,22 @@ class Producer(_native.Sender, Closeable):
             raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
         windows = DedupeWindows.of(self._store)
         window = windows.window(route.topic, *self._dedupe)
+        owner = None
+        if self._transaction is not None:
+            owner = (cast(str, self._transactional_id), *self.identity)
         with holding(window.lock):
-            known = window.find(name, windows.now_ms(), self._transaction)
+            now = windows.now_ms()
+            known = window.find(name, now, owner)
             if known is not None:
                 return known
-            now = windows.time_ms() if timestamp is None else timestamp
-            stamp = Record(b"", timestamp=now).timestamp
             marked = [*headers, (HEADER, name)]
-            delivery = self._put_on(route, value, key, marked, stamp, partition)
-            window.note(name, delivery, stamp, self._transaction)
+            if timestamp is not None:
+                marked.append((TIME_HEADER, now.to_bytes(8)))
+            number = self._choose(route, key, value, partition)
+            generation = window.generation(number)
+            stamp = windows.time_ms() if timestamp is None else timestamp
+            delivery = self._put_on(route, value, key, marked, stamp, number)
+            window.note(name, delivery, now, generation, owner)
             return delivery
 
     def _acknowledge(self, delivery: Delivery) -> None:
@@ -737,9 +744,10 @@ class Producer(_native.Sender, Closeable):
     def _raise_failures(self) -> None:
         failures, self._failures = self._failures, []
         if self._transactional_id is not None:
-            # An epoch that is over fails every pack alike: one error for the transaction.
-            over = (FencedError, TransactionAbortedError)
-            failures = [e for e in failures if isinstance(e, over)][:1] or failures
+            # An epoch that is over fails every pack alike: raise one error for the transaction.
+            ends = (FencedError, TransactionAbortedError)
+            over: list[BaseException] = [each for each in failures if isinstance(each, ends)]
+            failures = over[:1] or failures
         if len(failures) == 1:
             raise failures[0]
         if failures:

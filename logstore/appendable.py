@@ -76,6 +76,8 @@ class AppendableLog(WritableLog):
         super().__init__(view, durability)
         self._last_append_time = 0
         self._writers: weakref.WeakSet[Writer | Buffered] = weakref.WeakSet()
+        # Of a store: raises unless a producer's id and epoch have a transaction open here.
+        self.transaction_check: Callable[[int, int], None] | None = None
         self._go_by(view.config)
 
     # ---- settings ----
@@ -298,7 +300,12 @@ class AppendableLog(WritableLog):
     # ---- raw batches and transactions ----
 
     def append_batch(
-        self, raw: bytes, *, origin: str = "leader", durability: str | None = None
+        self,
+        raw: bytes,
+        *,
+        origin: str = "leader",
+        durability: str | None = None,
+        verify_transaction: bool = True,
     ) -> AppendedBatches:
         """Append raw Kafka record batches; where they are, and whether they were there before.
 
@@ -308,9 +315,16 @@ class AppendableLog(WritableLog):
         the same without the rules for sequences.  As "follower" they are copied from another log:
         offsets and epochs stay, must not go back, and may have gaps.
 
+        In a store, a client's transactional batch needs a transaction that its producer has open
+        and that this partition was added to (KIP-890): a batch of no transaction would hold back
+        the last stable offset until `end_transaction` is called.  With verify_transaction=False the
+        caller coordinates the transaction and calls `end_transaction`, as for a Partition that was
+        opened without a store.
+
         Raises InvalidRecordError, RecordTooLargeError, UnsupportedFormatError for what can never
         be appended; FencedError and OutOfOrderSequenceError for a producer that has to stop or to
-        send something else first; ConflictError for a copy that does not lie behind the log's end.
+        send something else first; TransactionStateError and TransactionAbortedError for a batch of
+        no open transaction; ConflictError for a copy that does not lie behind the log's end.
         """
         fsync = self._fsync if durability is None else wants_fsync(durability)
         if origin == "follower":
@@ -320,6 +334,12 @@ class AppendableLog(WritableLog):
                 f"origin must be 'leader', 'coordinator' or 'follower', not {origin!r}"
             )
         batches = incoming.check_produced(bytes(raw), self.config, self.clock.time_ms())
+        if origin == "leader" and verify_transaction and self.transaction_check is not None:
+            # Not under the lock.  A transaction that ends now leaves a marker here with a greater
+            # epoch, and the batch is fenced.
+            for header, _ in batches:
+                if header.transactional:
+                    self.transaction_check(header.producer_id, header.producer_epoch)
 
         def place_locked(tried: list[range]) -> AppendedBatches:
             end = self._next_offset()

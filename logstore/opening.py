@@ -44,6 +44,7 @@ def open(
                        config=config, clock=clock, partitioner=partitioner,
                        progress=progress, reserve_bytes=reserve_bytes,
                        allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
+    store.verify_transaction = _verify_transaction
     foreign = store._left.foreign
     if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
         try:
@@ -55,6 +56,14 @@ def open(
 
 
 open.__doc__ = open_store.__doc__
+
+
+def _verify_transaction(
+    store: Store, producer_id: int, producer_epoch: int, where: tuple[str, int]
+) -> None:
+    from logstore.transactions.service import Transactions
+
+    Transactions.of(store).verify(producer_id, producer_epoch, where)
 
 
 def _finish_transactions(store: Store, *, abort_ongoing: bool) -> None:

@@ -177,6 +177,8 @@ class Store(Mapping[str, Topic], Closeable):
         self._seen: tuple[int, ...] = ()
         self._partitions_opened = 0
         self._companions: dict[Callable[[Store], Closeable], Closeable] = {}
+        # Of the transactions above: raises unless a producer's id and epoch have one open there.
+        self.verify_transaction: Callable[[Store, int, int, TopicPartition], None] | None = None
         self.identity = NodeIdentity("", -1, "")
         self.recovery = StoreRecovery()
 
@@ -337,6 +339,7 @@ class Store(Mapping[str, Topic], Closeable):
                 progress=progress,
             )
             partition.sync_failed = _suspect_others_of(weakref.ref(self))
+            partition.transaction_check = _transaction_check_of(weakref.ref(self), (name, number))
             return partition
         except FileNotFoundError:
             if self._directory.exists(f"{name}-{number}"):
@@ -1004,6 +1007,19 @@ def _suspect_others_of(owner: weakref.ref[Store]) -> Callable[[WritableLog], Non
                 partition.suspect()
 
     return suspect
+
+
+def _transaction_check_of(
+    owner: weakref.ref[Store], where: TopicPartition
+) -> Callable[[int, int], None]:
+    """For the raw batches of producers; a partition keeps no store alive."""
+
+    def check(producer_id: int, producer_epoch: int) -> None:
+        held = owner()
+        if held is not None and held.verify_transaction is not None:
+            held.verify_transaction(held, producer_id, producer_epoch, where)
+
+    return check
 
 
 def _reclaimable_of(owner: weakref.ref[Store]) -> Callable[[], int]:

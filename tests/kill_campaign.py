@@ -106,7 +106,8 @@ class Writer:
                     producer_epoch=turn % 30_000,
                     base_sequence=sequence,
                     transactional=True,
-                )
+                ),
+                verify_transaction=False,
             )
         commit = rng.random() < 0.7
         durability = "fsync" if rng.random() < 0.1 else "os"

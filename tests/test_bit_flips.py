@@ -82,7 +82,7 @@ def fill(log: Partition) -> None:
         raw = encode_batch(
             records, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
         )
-        log.append_batch(raw)
+        log.append_batch(raw, verify_transaction=False)
         log.end_transaction(producer_id, 0, commit=producer_id == 7)
     for number in range(5):
         log.append(b"behind %d" % number + bytes(100), timestamp=TIME + 200 + number)

@@ -67,6 +67,8 @@ def test_bad_ids_and_other_windows_are_refused(tmp_path: Path) -> None:
             for wrong in ("", b"", 7):
                 with pytest.raises(TypeError, match="dedupe id"):
                     producer.append("t", b"v", dedupe_id=wrong)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="dedupe id has to be Unicode text"):
+                producer.append("t", b"v", dedupe_id="\ud800")
             producer.append("t", b"v", dedupe_id="a")
             with pytest.raises(ConfigError, match=r"is 120\.0 s and 100000 ids"):
                 other.send("t", b"v", dedupe_id="a")

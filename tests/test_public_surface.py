@@ -116,7 +116,10 @@ SIGNATURES = [
         "expect_offset=None)",
     ),
     (Partition.extend, "(self, records, *, durability=None, expect_offset=None)"),
-    (Partition.append_batch, "(self, raw, *, origin='leader', durability=None)"),
+    (
+        Partition.append_batch,
+        "(self, raw, *, origin='leader', durability=None, verify_transaction=True)",
+    ),
     (
         Partition.end_transaction,
         "(self, producer_id, producer_epoch, *, commit, coordinator_epoch=0, durability=None)",

@@ -16,17 +16,20 @@ import pytest
 
 import logstore
 from logstore import (
+    BatchEncoder,
     ClosedError,
     ConfigError,
     CorruptLogError,
     DiskFullError,
     FencedError,
+    InvalidNameError,
     ManualClock,
     Producer,
     Store,
     TransactionAbortedError,
     Transactions,
     TransactionStateError,
+    with_producer,
 )
 from logstore.appendable import AppendableLog
 from logstore.batch import EndMarker, split
@@ -173,6 +176,29 @@ def test_what_is_asked_for_is_checked(store: Store) -> None:
     producer = Producer(store, "x")
     with producer, pytest.raises(ConfigError, match="group_id"), producer.transaction() as tx:
         tx.commit_offsets({("a", 0): 1})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ("\ud800", ConfigError, "transactional id has to be Unicode text"),
+        (5, TypeError, "transactional id is a str, not 5"),
+        (b"x", TypeError, "transactional id is a str, not b'x'"),
+        ("", InvalidNameError, "not empty"),
+        ("x" * 10_001, InvalidNameError, "at most 10000"),
+    ],
+)
+def test_a_transactional_id_is_text(
+    store: Store, wrong: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        Producer(store, wrong)
+    if not wrong or (isinstance(wrong, str) and len(wrong) > 1):
+        error, match = TransactionStateError, "nothing is known"
+    with pytest.raises(error, match=match):
+        Transactions.of(store).abort(wrong)
+    with pytest.raises(error, match=match):
+        Transactions.of(store).add_partitions(wrong, (1, 0), [("b", 0)])
 
 
 # ---- fencing and time-outs ------------------------------------------------------------------
@@ -832,3 +858,66 @@ def test_a_producer_that_goes_on_after_an_abort_fences_nobody_newer(store: Store
         transactions.add_partitions("x", gate.others[0], [("b", 0)])  # not fenced
         transactions.end("x", gate.others[0], commit=True)
     assert number > 1
+
+
+# ---- raw batches ----------------------------------------------------------------------------
+
+
+def raw_batch(identity: tuple[int, int], sequence: int = 0) -> bytes:
+    encoder = BatchEncoder()
+    encoder.append(b"raw")
+    return with_producer(encoder.take(), producer_id=identity[0], producer_epoch=identity[1],
+                         base_sequence=sequence, transactional=True)  # fmt: skip
+
+
+def test_a_raw_batch_of_no_transaction_is_refused(store: Store) -> None:
+    log = store["b"][0]
+    transactions = Transactions.of(store)
+    with pytest.raises(TransactionStateError, match="no open transaction of it with b-0"):
+        log.append_batch(raw_batch((4711, 0)))
+    mine = transactions.init_producer("x", 60_000)
+    with pytest.raises(TransactionStateError, match="no open transaction"):
+        log.append_batch(raw_batch(mine))
+    transactions.add_partitions("x", mine, [("a", 0)])
+    with pytest.raises(TransactionStateError, match="no open transaction"):
+        log.append_batch(raw_batch(mine))
+    transactions.add_partitions("x", mine, [("b", 0)])
+    log.append_batch(raw_batch(mine))
+    log.append_batch(raw_batch(mine, 1))
+    assert log.append_batch(raw_batch(mine, 1)).duplicate
+    after = transactions.end("x", mine, commit=True)
+    with pytest.raises(FencedError):
+        log.append_batch(raw_batch(mine, 2))
+    with pytest.raises(TransactionStateError, match="no open transaction"):
+        log.append_batch(raw_batch(after))
+    transactions.add_partitions("x", after, [("b", 0)])
+    transactions.abort("x")
+    with pytest.raises(TransactionAbortedError):
+        log.append_batch(raw_batch(after))
+    log.append(b"plain")
+    assert committed(store, "b") == [b"raw", b"raw", b"plain"]
+    assert log.last_stable_offset == log.end_offset
+
+
+def test_who_coordinates_a_raw_transaction_says_so(store: Store, tmp_path: Path) -> None:
+    log = store["b"][0]
+    log.append_batch(raw_batch((4711, 0)), verify_transaction=False)
+    log.end_transaction(4711, 0, commit=True)
+    log.append_batch(raw_batch((4711, 1)), origin="coordinator")
+    log.end_transaction(4711, 1, commit=True)
+    copy = store["a"][0]
+    for batch in log.scan().batches():
+        copy.append_batch(batch, origin="follower")
+    assert committed(store, "b") == committed(store, "a") == [b"raw", b"raw"]
+    with logstore.Partition.open(tmp_path / "alone-0", durability="os") as alone:
+        alone.append_batch(raw_batch((4711, 0)))
+
+
+def test_a_raw_batch_is_verified_after_the_store_was_opened_again(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        store.create_topic("b")
+        store["b"][0].append(b"plain")
+    with logstore.open(tmp_path, durability="os") as store:
+        with pytest.raises(TransactionStateError, match="no open transaction"):
+            store["b"][0].append_batch(raw_batch((4711, 0)))
+        assert committed(store, "b") == [b"plain"]

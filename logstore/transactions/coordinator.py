@@ -176,7 +176,7 @@ class TransactionCoordinator:
         """
         name: object = transactional_id
         if not isinstance(name, str) or not name:
-            raise InvalidNameError(f"a transactional id is a str, not {name!r}")
+            raise InvalidNameError(f"a transactional id is a str that is not empty, not {name!r}")
         if len(transactional_id) > ID_LENGTH_MAX:
             raise InvalidNameError(f"a transactional id has at most {ID_LENGTH_MAX} characters")
         if not 0 < timeout_ms <= self.max_timeout_ms:

@@ -303,7 +303,10 @@ class Producer(_native.Sender, Closeable):
     def _put_once(self, dedupe_id: str | bytes, route: _Route, value: Any, key: Any,
                   headers: _Headers, timestamp: Any, partition: int | None,
                   ) -> Delivery:  # fmt: skip
-        name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
+        try:
+            name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
+        except UnicodeEncodeError:
+            raise ConfigError(f"a dedupe id has to be Unicode text, not {dedupe_id!r}") from None
         if not isinstance(name, bytes) or not name:
             raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
         windows = DedupeWindows.of(self._store)

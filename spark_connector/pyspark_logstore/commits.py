@@ -434,7 +434,8 @@ class Committer:
         try:
             stamped = with_producer(raw, producer_id=producer_id, producer_epoch=epoch,
                                     base_sequence=sequence, transactional=True)  # fmt: skip
-            partition.append_batch(stamped, durability="os")
+            # The plan decides this transaction: the coordinator does not know it.
+            partition.append_batch(stamped, durability="os", verify_transaction=False)
         except OutOfOrderSequenceError as error:
             # The log knows better what it has seen of us, even when retention took it away since.
             if error.expected <= sequence:

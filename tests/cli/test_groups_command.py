@@ -114,7 +114,8 @@ def open_transaction(command: Command, producer: int = 7) -> None:
         encoder.append(b"hangs")
         store["orders"][0].append_batch(
             logstore.with_producer(encoder.take(), producer_id=producer, producer_epoch=1,
-                                   base_sequence=0, transactional=True)
+                                   base_sequence=0, transactional=True),
+            verify_transaction=False,
         )  # fmt: skip
 
 

@@ -316,7 +316,8 @@ def test_uncommitted_and_aborted_records_are_left_out_when_asked(command: Comman
         log.append_batch(
             logstore.with_producer(
                 raw, producer_id=1, producer_epoch=0, base_sequence=0, transactional=True
-            )
+            ),
+            verify_transaction=False,
         )
         log.end_transaction(1, 0, commit=False)
     assert len(command("read", "orders").rows) == 2

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import gc
+import itertools
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +40,7 @@ from logstore.groups.membership import Membership
 from logstore.internal_topics import CONSUMER_OFFSETS
 from logstore.serialization import SerializationError
 from logstore.testing import encode_batch
+from tests.interrupts import interrupt_at
 
 START = 1_700_000_000_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -827,21 +831,21 @@ def test_a_commit_goes_into_the_generation_that_came_meanwhile(
     store.create_topic("orders").extend([b"a", b"b", b"c"])
     consumer = Consumer(store, "orders", group_id="workers", timeout=0)
     assert len(list(consumer)) == 3
-    commit, calls = consumer._coordinator.commit, 0
+    commit, missed = consumer._coordinator.commit, 0
 
     def late(*arguments: Any, **options: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
+        nonlocal missed
+        if not missed:
             with Consumer(store, "orders", group_id="workers", auto_commit=False) as other:
                 other.poll(timeout=0)
+            missed = consumer.generation - options["generation"]
         commit(*arguments, **options)
 
     monkeypatch.setattr(consumer._coordinator, "commit", late)
     consumer.close()
     committed = Groups(store).committed("workers")
     assert [each.offset for each in committed.values()] == [3]
-    assert calls > 1, "nobody came meanwhile"
+    assert missed > 0, "nobody came meanwhile"
 
 
 class Owners:
@@ -944,6 +948,175 @@ def test_a_late_commit_of_what_is_not_held_is_refused(
     assert {tp: each.offset for tp, each in Groups(filled).committed("g").items()} == {mine: 5}
     for each in (consumer, other, *third):
         each.close()
+
+
+COMMITS: dict[str, Callable[[Consumer], object]] = {
+    "commit": Consumer.commit,
+    "commit_later": lambda consumer: consumer.commit_later().result(30),
+    "commit_in_transaction": lambda consumer: consumer.commit_in_transaction(7, 0),
+    "close": Consumer.close,
+}
+
+
+@pytest.mark.parametrize("how", COMMITS)
+def test_a_member_commits_before_it_learns_the_new_generation(
+    filled: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """The group is in the next generation; the answer to this member's join is not delivered."""
+    consumer = Consumer(filled, "t", group_id="g", auto_commit=how == "close")
+    other = Consumer(filled, "t", group_id="g", auto_commit=False)
+    eventually(lambda: consumer.assignment() and other.assignment(), consumer, other)
+    eventually(lambda: sum(consumer.positions().values()) == 10, consumer)
+    (mine,) = consumer.assignment()
+    machine, membership = GroupCoordinator.of(filled).machine("g"), consumer._membership
+    generation, joined, behind = consumer.generation, Membership._joined, []
+
+    def delivered(to: Membership, *answer: Any) -> None:
+        if to is membership and not behind:
+            behind.append(machine.generation - consumer.generation)
+            COMMITS[how](consumer)
+        joined(to, *answer)
+
+    monkeypatch.setattr(Membership, "_joined", delivered)
+    other.close()
+    assert behind == [1], "the commit did not come before the answer"
+    assert machine.generation > generation
+    if how == "commit_in_transaction":
+        topic, number = consumer.offsets_partition
+        filled[topic][number].end_transaction(7, 0, commit=True)
+    assert Groups(filled).committed("g")[mine].offset == 10
+    assert caplog.messages == []
+    consumer.close()
+
+
+def test_a_member_commits_while_the_leader_has_not_assigned(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cooperative member holds is nobody else's, whatever the leader is about to assign."""
+    consumer = Consumer(filled, "t", group_id="g", auto_commit=False)
+    consumer.poll()
+    other = Consumer(filled, "t", group_id="g", auto_commit=False)
+    assign, states = Membership._assign, []
+    machine = GroupCoordinator.of(filled).machine("g")
+
+    def slow(leader: Membership, reply: Any) -> list[tuple[str, bytes]]:
+        states.append(str(machine.state))
+        consumer.commit()
+        return assign(leader, reply)
+
+    monkeypatch.setattr(Membership, "_assign", slow)
+    other.poll(timeout=0)
+    assert states == ["CompletingRebalance"]
+    assert [each.offset for each in Groups(filled).committed("g").values()] == [10, 10]
+    consumer.close()
+    other.close()
+
+
+def test_a_static_member_that_missed_a_generation_cannot_commit(timed: Store) -> None:
+    """The group went on without its answer: what it held may be another's by now."""
+    members: list[Consumer] = []
+
+    def use() -> None:
+        absent = Consumer(timed, "t", group_id="g", instance_id="i", auto_commit=False,
+                          session_timeout=1_000, rebalance_timeout=10)  # fmt: skip
+        members.append(absent)
+        absent.poll(timeout=0)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()  # nobody joins again for a member whose thread has ended
+    absent = members[0]
+    held = absent.assignment()
+    assert held == [T0, T1]
+    with Consumer(timed, "t", group_id="g", auto_commit=False, rebalance_timeout=10) as other:
+        other.poll(timeout=0)
+        let_pass(timed, 12)
+        other.poll(timeout=0)
+        assert other.generation > absent.generation
+        assert absent.member_id in GroupCoordinator.of(timed).machine("g").members
+        assert absent._membership is not None and absent._membership.holds(held, absent.generation)
+        with pytest.raises(RebalanceError) as caught:
+            absent.commit()
+        assert caught.value.code == "ILLEGAL_GENERATION"
+    absent.close()
+
+
+def test_a_commit_in_the_background_is_refused_when_the_partition_was_given_back_meanwhile(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held again by then, but others may have committed more in between."""
+    consumer = Consumer(filled, "t", group_id="g", auto_commit=False)
+    consumer.poll(max_records=5)
+    later: list[Callable[[], None]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer._coordinator, "in_background", later.append)
+        consumer.commit_later({T0: 1})
+        consumer.commit_later({T1: 1})
+    with Consumer(filled, "t", group_id="g", auto_commit=False) as other:
+        eventually(lambda: other.assignment() and consumer.assignment(), consumer, other)
+        (moved,) = other.assignment()
+        other.commit({moved: 7})
+    eventually(lambda: consumer.assignment() == [T0, T1], consumer)
+    for act in later if moved == T1 else reversed(later):
+        if act is later[moved.partition]:
+            with pytest.raises(RebalanceError) as caught:
+                act()
+            assert caught.value.code == "ILLEGAL_GENERATION"
+        else:
+            act()
+    committed = {tp: each.offset for tp, each in Groups(filled).committed("g").items()}
+    assert committed == {T0: 1, T1: 1, moved: 7}
+    consumer.close()
+
+
+@pytest.mark.parametrize("why", ["put out", "store closed"])
+def test_a_commit_that_close_cannot_make_is_logged(
+    filled: Store, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    consumer = Consumer(filled, "t", group_id="g")
+    consumer.poll(max_records=5)
+    if why == "put out":
+        Groups(filled).remove_member("g", member_id=consumer.member_id)
+    else:
+        filled.close()
+    consumer.close()
+    (message,) = caplog.messages
+    assert "g: not committed on closing" in message
+    assert "t-0" in message or "t-1" in message
+
+
+def test_close_logs_nothing_when_nothing_is_left_to_commit(
+    filled: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer(filled, "t", group_id="g")
+    consumer.poll()
+    consumer.commit()
+    filled.close()
+    consumer.close()
+    assert caplog.messages == []
+
+
+def test_a_consumer_that_is_interrupted_while_it_is_made_is_dropped_quietly(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: unraisable.append(hook.exc_value))
+    for place in itertools.count(1):
+        with contextlib.suppress(KeyboardInterrupt):
+            if not interrupt_at(place, lambda: Consumer(filled, "t", group_id="g")):
+                break
+        gc.collect()
+        assert unraisable == [], place
+    assert place > 20
+
+
+def test_offsets_can_be_committed_in_on_revoked_on_closing(filled: Store) -> None:
+    consumer = Consumer(filled, "t", group_id="g", auto_commit=False,
+                        on_revoked=lambda held: consumer.commit())  # fmt: skip
+    assert len(consumer.poll()) == 20
+    consumer.close()
+    assert consumer.closed
+    assert [each.offset for each in Groups(filled).committed("g").values()] == [10, 10]
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])

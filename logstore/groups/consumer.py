@@ -46,7 +46,6 @@ from logstore.groups.bell import Bell
 from logstore.groups.coordinator import GroupCoordinator, explain
 from logstore.groups.lag import Lag, lag_of
 from logstore.groups.machine import (
-    ILLEGAL_GENERATION,
     REBALANCE_IN_PROGRESS,
     UNKNOWN_MEMBER_ID,
 )
@@ -190,7 +189,6 @@ class Consumer(Closeable):
             or self._interceptors.receivers
             or max_processing_time is not None
         )
-        self._closed = False
         self._bell = Bell()
         self._attention = False  # something else than records wants to be looked at
         self._sources: dict[TopicPartition, Source] = {}
@@ -211,6 +209,7 @@ class Consumer(Closeable):
         self._lost_reason = ""  # why it was last out of its group
         self._book: OffsetBook | None = None
         self._offsets_log: Any = None
+        self._closed = False  # from here on __del__ finds all that it needs
         if group_id is not None:
             if isinstance(assignor, str | Assignor) or callable(assignor):
                 assignor = [assignor]
@@ -457,10 +456,7 @@ class Consumer(Closeable):
             if self._on_revoked is not None:
                 then.callback(self._on_revoked, partitions)
             if self._auto_commit:
-                try:
-                    self._commit_positions(partitions)
-                except RebalanceError as error:
-                    log.warning("%s: not committed before a rebalance: %s", self.group_id, error)
+                self._commit_positions(partitions, "before a rebalance")
 
     def _let_go(self, membership: Membership, partitions: list[TopicPartition]) -> None:
         self._drop(partitions)
@@ -562,10 +558,7 @@ class Consumer(Closeable):
         self._coordinate()
         if self._auto_commit and time.monotonic() >= self._auto_commit_due:
             self._auto_commit_due = time.monotonic() + self._auto_commit_interval
-            try:
-                self._commit_positions(None)
-            except RebalanceError as error:
-                log.warning("%s: not committed: %s", self.group_id, error)
+            self._commit_positions(self._sources, "from time to time")
 
     def _read(self, source: Source, limit: int) -> list[Any]:
         """Records of one partition, deserialized; none when there are none."""
@@ -782,17 +775,23 @@ class Consumer(Closeable):
     def position(self, partition: tuple[str, int]) -> int:
         """The offset of the record that comes next: behind the last one that was handed out."""
         source = self._source(partition)
+        if self._reached(source) is None:
+            self._place()
+        position = self._reached(source)
+        if position is None:
+            raise explain(
+                self.group_id or "", "UNSTABLE_OFFSET_COMMIT",
+                f"a transaction that is not over has committed an offset of {source.partition}",
+            )  # fmt: skip
+        return position
+
+    def _reached(self, source: Source) -> int | None:
+        """Return the offset after what was handed out; None: where it starts is not known yet."""
         if self._running is source:
             if self._run is not None:
                 return max(self._run_began, self._run.next_offset)
             if self._current is not None:
                 return int(self._current.offset) + 1
-        self._place()
-        if source.position is None:
-            raise explain(
-                self.group_id or "", "UNSTABLE_OFFSET_COMMIT",
-                f"a transaction that is not over has committed an offset of {source.partition}",
-            )  # fmt: skip
         return source.position
 
     def positions(self) -> dict[TopicPartition, int]:
@@ -889,15 +888,12 @@ class Consumer(Closeable):
                 self._coordinator.commit(
                     self._settings.group_id, offsets, member_id=member_id, generation=generation,
                     instance_id=self._settings.instance_id if member_id else None,
+                    held=self._held(offsets, generation),
                 )  # fmt: skip
             except RebalanceError as error:
-                late = error.code == ILLEGAL_GENERATION and member is None
-                ahead = late and self._is_ahead_of((member_id, generation), offsets)
-                again = ahead or error.code == REBALANCE_IN_PROGRESS
-                if not again or time.monotonic() > deadline:
+                if error.code != REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
                     raise
-                if not ahead:
-                    self._bell.wait(0.01)  # the leader is about to assign
+                self._bell.wait(0.01)  # the leader is about to assign
                 continue
             break
         plain: dict[tuple[str, int], int] = {}
@@ -909,35 +905,37 @@ class Consumer(Closeable):
                 source.committed_offset = number
         self._interceptors.on_commit(plain)
 
-    def _is_ahead_of(self, member: tuple[str, int], offsets: Offsets) -> bool:
-        """Whether it is in a later generation by now, and holds all of these there.
+    def _held(self, offsets: Offsets, generation: int) -> Callable[[], bool]:
+        """Return a call that answers whether this member has held all of these since `generation`.
 
-        Whoever comes or goes takes a cooperative member along, from its own thread; what it holds
-        it has said to own there, so nobody else has it.
+        Other members take a cooperative member along into the next generation, from their own
+        threads, at any moment of a commit.
         """
         membership = self._membership
-        return (
-            self._settings.cooperative
-            and membership is not None
-            and self._member() != member
-            and membership.holds(offsets)
-        )
+        return lambda: membership is not None and membership.holds(offsets, generation)
 
     def _commit_positions(
-        self, partitions: Iterable[TopicPartition] | None, *, everything: bool = True
+        self, partitions: Iterable[TopicPartition], when: str, *, everything: bool = True
     ) -> None:
-        """Commit what has moved since the last time; `everything`: what is being processed, too."""
-        moved: dict[tuple[str, int], CommittedOffset | int] = {}
-        for tp in self._sources if partitions is None else partitions:
+        """Commit what has moved since the last time; `everything`: what is being processed, too.
+
+        Log a warning if the group does not allow it: others process those records again.
+        """
+        moved: dict[TopicPartition, CommittedOffset | int] = {}
+        for tp in partitions:
             source = self._sources.get(tp)
             if source is None or source.position is None:
                 continue
-            at = self.position(tp) if everything else self._processed(source)
-            if at != source.committed_offset:
+            at = self._reached(source) if everything else self._processed(source)
+            if at is not None and at != source.committed_offset:
                 moved[tp] = at
-        membership = self._membership
-        if moved and (membership is None or membership.member_id):
+        try:
             self._commit(moved)
+        except (RebalanceError, ClosedError) as error:
+            if isinstance(error, ClosedError) and not self._store.closed:
+                raise
+            what = ", ".join(f"{tp} at {at}" for tp, at in sorted(moved.items()))
+            log.warning("%s: not committed %s: %s (%s)", self.group_id, when, error, what)
 
     def _processed(self, source: Source) -> int:
         """Where it was before what was handed out last."""
@@ -987,6 +985,7 @@ class Consumer(Closeable):
             self._settings.group_id, given, producer_id=producer_id,
             producer_epoch=producer_epoch, member_id=member_id, generation=generation,
             instance_id=self._settings.instance_id if member_id else None,
+            held=self._held(given, generation),
         )  # fmt: skip
 
     # ---- closing ----
@@ -1018,18 +1017,18 @@ class Consumer(Closeable):
         if self._closed:
             return
         try:
-            if self._auto_commit and not self._store.closed:
-                with contextlib.suppress(RebalanceError):
-                    self._commit_positions(None, everything=everything)
+            if self._auto_commit:
+                self._commit_positions(self._sources, "on closing", everything=everything)
         finally:
-            self._closed = True
             held = sorted(self._sources)
-            membership = self._membership
+            membership, on_revoked = self._membership, self._on_revoked
             leaves = membership is not None and self._settings.instance_id is None
+            self._on_revoked = None  # it may close the consumer, and is called once
             try:
-                if leaves and held and self._on_revoked is not None:
-                    self._on_revoked(held)
+                if leaves and held and on_revoked is not None:
+                    on_revoked(held)
             finally:
+                self._closed = True
                 self._drop(held)
                 if self._offsets_log is not None:
                     self._offsets_log.unlisten(self._bell.ring)

@@ -374,11 +374,11 @@ class GroupCoordinator(Closeable):
 
     @contextlib.contextmanager
     def _may_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None,
-                    transactional: bool) -> Iterator[None]:  # fmt: skip
+                    transactional: bool, held: Callable[[], bool]) -> Iterator[None]:  # fmt: skip
         room = self._room(group_id)
         with room.lock:
             error = room.machine.check_commit(
-                member_id, generation, instance_id, transactional=transactional
+                member_id, generation, instance_id, transactional=transactional, held=held()
             )
             if error:
                 more = room.expelled.get(member_id, "")
@@ -396,12 +396,15 @@ class GroupCoordinator(Closeable):
         member_id: str = "",
         generation: int = -1,
         instance_id: str | None = None,
+        held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Commit offsets for a member, or from outside of a group without members.
 
-        Raises RebalanceError when the group does not allow it; then nothing was committed.
+        `held` is called under the group's lock; it returns whether the member has held all these
+        partitions since `generation`.  Raises RebalanceError when the group does not allow the
+        commit; then nothing was committed.
         """
-        guard = self._may_commit(group_id, member_id, generation, instance_id, False)
+        guard = self._may_commit(group_id, member_id, generation, instance_id, False, held)
         self.book.commit(group_id, offsets, guard=guard)
 
     def commit_in_transaction(
@@ -414,9 +417,10 @@ class GroupCoordinator(Closeable):
         member_id: str = "",
         generation: int = -1,
         instance_id: str | None = None,
+        held: Callable[[], bool] = lambda: False,
     ) -> None:
         """As `OffsetBook.commit_in_transaction`, when the group allows it."""
-        guard = self._may_commit(group_id, member_id, generation, instance_id, True)
+        guard = self._may_commit(group_id, member_id, generation, instance_id, True, held)
         self.book.commit_in_transaction(
             group_id, offsets, producer_id=producer_id, producer_epoch=producer_epoch, guard=guard
         )

@@ -204,6 +204,7 @@ class Member:
     joining: Request | None = None
     syncing: Request | None = None
     is_new: bool = True
+    generation: int = -1  # the latest that it joined; a static member may miss some
 
     def supports(self, protocol: str) -> bool:
         return any(name == protocol for name, _ in self.protocols)
@@ -271,6 +272,7 @@ class GroupMachine:
                 saved.member_id, saved.instance_id, saved.client_id, saved.client_host,
                 saved.session_timeout_ms, saved.rebalance_timeout_ms,
                 ((metadata.protocol or "", saved.subscription),), saved.assignment, is_new=False,
+                generation=metadata.generation,
             )  # fmt: skip
             self.members[member.member_id] = member
             if member.instance_id is not None:
@@ -565,6 +567,8 @@ class GroupMachine:
         return max(common, key=lambda name: votes[name]) if common else (self.protocol or "")
 
     def _join_reply(self, member: Member) -> JoinReply:
+        """Return the answer that takes a member into this generation."""
+        member.generation = self.generation
         members: tuple[tuple[str, str | None, bytes], ...] = ()
         if member.member_id == self.leader:
             members = tuple(
@@ -676,10 +680,16 @@ class GroupMachine:
 
     def check_commit(
         self, member_id: str, generation: int, instance_id: str | None = None, *,
-        transactional: bool = False,
+        transactional: bool = False, held: bool = False,
     ) -> str:  # fmt: skip
         """Whether offsets may be committed: "" or why not.  Without member and generation it is
-        someone outside of the group."""
+        someone outside of the group.
+
+        `held`: the member has held the partitions since `generation` or before.  It declared so in
+        every join since, and a cooperative assignor gives a declared partition to nobody else.  So
+        the commit is valid also if the member has not received the answer to its latest join, or
+        the leader has not assigned yet.  It is refused if the member missed the latest generation.
+        """
         if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
         if generation < 0 and not member_id and instance_id is None:
@@ -687,6 +697,12 @@ class GroupMachine:
         error = self._check(member_id, generation, instance_id)
         if not error and self.state is GroupState.COMPLETING_REBALANCE and not transactional:
             error = REBALANCE_IN_PROGRESS
+        if (
+            held
+            and error in (ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS)
+            and self.members[member_id].generation == self.generation
+        ):
+            return ""
         return error
 
     def _check(self, member_id: str, generation: int, instance_id: str | None) -> str:

@@ -100,9 +100,10 @@ class Membership:
         self._phase = OUT
         self._attempt = 0
         self._closed = False
-        # What the consumer reads, or may take up or give back now, and the generation of the
-        # latest assignment in it.  Only the consumer's thread changes it, apart from a loss.
-        self._owned: tuple[TopicPartition, ...] = ()
+        # What the consumer reads, or may take up or give back now, each with the generation since
+        # which it does; and the generation of the latest assignment in it.  Only the consumer's
+        # thread changes it, apart from a loss.
+        self._owned: dict[TopicPartition, int] = {}
         self._owned_generation = -1
         self._subscribed: tuple[str, ...] = ()
         self._led: dict[str, list[int]] | None = None  # partitions when it last led an assignment
@@ -133,7 +134,7 @@ class Membership:
                 raise self._failure
             assigned, self._assigned = self._assigned, None
             if assigned is not None:
-                self._owned = tuple(sorted({*self._owned, *assigned}))
+                self._owned = {**dict.fromkeys(assigned, self.generation), **self._owned}
                 self._owned_generation = self.generation
             return assigned
 
@@ -144,7 +145,7 @@ class Membership:
                 raise self._failure
             lost, self._lost = self._lost, None
             if lost is not None:
-                self._owned = ()
+                self._owned = {}
                 self._assigned = None
             return lost
 
@@ -155,13 +156,17 @@ class Membership:
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """The consumer does not hold these any more: the group may give them to others."""
+        released = set(partitions)
         with self._lock:
-            self._owned = tuple(sorted(set(self._owned).difference(partitions)))
+            self._owned = {tp: since for tp, since in self._owned.items() if tp not in released}
 
-    def holds(self, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Whether it is a member that holds all of these: then nobody else in its group does."""
+    def holds(self, partitions: Iterable[tuple[str, int]], generation: int) -> bool:
+        """Return whether it is a member and has held all of these since `generation` or before."""
         with self._lock:
-            return bool(self.member_id) and set(self._owned).issuperset(partitions)
+            owned = self._owned if self.member_id else {}
+            return all(
+                owned.get(TopicPartition(*tp), generation + 1) <= generation for tp in partitions
+            )
 
     def join_again(self, reason: str) -> None:
         """The consumer has changed what it says about itself: the group has to know."""
@@ -193,7 +198,7 @@ class Membership:
             self._assigned = None  # not taken, so not owned: it counts no longer
             self._attempt += 1
             attempt, member_id = self._attempt, self.member_id
-            owned, generation = self._owned, self._owned_generation
+            owned, generation = tuple(sorted(self._owned)), self._owned_generation
             self._subscribed = topics
             if self._beat is None:
                 self._beat = self.coordinator.timers.after(

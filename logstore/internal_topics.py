@@ -1,8 +1,9 @@
 """The topics in which Kafka keeps its own state, and which partition keeps whose.
 
-Their names, settings and numbers of partitions are Kafka's defaults, so that a broker that takes
-the directory over finds groups and transactions where it looks for them.  A topic that exists is
-taken as it is, however many partitions it has.
+Their names and numbers of partitions are Kafka's defaults, so that a broker that takes the
+directory over finds groups and transactions where it looks for them.  Their segments are smaller
+than Kafka's 100 MiB: the active segment is never compacted, and is read when a group is first asked
+for.  A topic that exists is taken as it is, with its settings and however many partitions it has.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ __all__ = [
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 PARTITIONS = 50
+SEGMENT_BYTES = 4 << 20  # some 40,000 commits
 INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
     CONSUMER_OFFSETS: {
         "cleanup.policy": "compact",
         "compression.type": "producer",
-        "segment.bytes": 104_857_600,
+        "segment.bytes": SEGMENT_BYTES,
     },
     TRANSACTION_STATE: {
         "cleanup.policy": "compact",
         "compression.type": "uncompressed",
-        "segment.bytes": 104_857_600,
+        "segment.bytes": SEGMENT_BYTES,
     },
 }
 

@@ -229,6 +229,12 @@ class Scan:
         """
         return (batch.raw for batch in self.located_batches())
 
+    def _producer_batches(self) -> Iterator[bytes]:
+        """Headers of the batches with a producer id; control batches whole."""
+        for scan in self._segment_scans():
+            while (raw := scan.next_producer()) is not None:
+                yield raw
+
     def located_batches(self) -> Iterator[LocatedBatch]:
         """As `batches`, with the file and the byte position of each."""
         for scan in self._segment_scans():

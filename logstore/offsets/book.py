@@ -330,11 +330,29 @@ class OffsetBook(Closeable):
 
 
 def _replay(log: Partition, ledger: Ledger, end: int) -> None:
-    """Take in everything from the ledger's next offset to `end`."""
+    """Take in everything from the ledger's next offset to `end`.
+
+    Only the newest record of each key is decoded.  If it cannot be read, an older one counts.
+    """
     start = max(ledger.next_offset, log.start_offset)
+    newest = {record.key: record for record in _plain_records(log, ledger, start, end)}
+    unread = {
+        record.key
+        for record in sorted(newest.values(), key=lambda record: record.offset)
+        if not ledger.see(record.offset, record.key, record.value)
+    }
+    if unread:
+        for record in _plain_records(log, Ledger(), start, end):
+            if record.key in unread:
+                ledger.see(record.offset, record.key, record.value)
+    ledger.next_offset = end
+
+
+def _plain_records(log: Partition, ledger: Ledger, start: int, end: int) -> Iterator[Record]:
+    """Yield the records that are not part of a transaction; the ledger sees those that are."""
     records = iter(log.scan(start, end))
     record = next(records, None)
-    for raw in log.scan(start, end).batches():
+    for raw in log.scan(start, end)._producer_batches():
         header = BatchHeader.parse(raw)
         if header.control:
             marker = EndMarker.parse(raw)
@@ -342,8 +360,13 @@ def _replay(log: Partition, ledger: Ledger, end: int) -> None:
                 ledger.end_transaction(header.producer_id, marker.commit)
         elif header.transactional:
             ledger.go_on(header.producer_id, header.producer_epoch)
-        producer_id = header.producer_id if header.transactional else -1
-        while record is not None and record.offset < header.next_offset:
-            ledger.see(record.offset, record.key, record.value, producer_id=producer_id)
-            record = next(records, None)
-    ledger.next_offset = end
+            while record is not None and record.offset < header.next_offset:
+                if record.offset < header.base_offset:
+                    yield record
+                else:
+                    ledger.see(record.offset, record.key, record.value,
+                               producer_id=header.producer_id)  # fmt: skip
+                record = next(records, None)
+    if record is not None:
+        yield record
+        yield from records

@@ -71,16 +71,16 @@ class Ledger:
 
     def see(
         self, offset: int, key: bytes | None, value: bytes | None, *, producer_id: int = -1
-    ) -> None:
+    ) -> bool:
         """A record at a log offset; `producer_id` of a transactional one, -1 otherwise.
 
-        What cannot be read is logged and passed over: it stays in the log, and keeps nobody from
-        the rest.
+        Return False if it cannot be read.  Then it is logged and passed over: it stays in the log,
+        and keeps nobody from the rest.
         """
         try:
             about = None if key is None else parse_key(key)
             if about is None:
-                return
+                return True
             entry = self.groups.setdefault(about.group, GroupEntry())
             if isinstance(about, OffsetKey):
                 committed = None if value is None else CommittedOffset.decode(value)
@@ -89,9 +89,10 @@ class Ledger:
                 entry.metadata = None if value is None else GroupMetadata.decode(value)
         except InvalidRecordError as error:
             log.warning("a record of a group at offset %d cannot be read: %s", offset, str(error))
-            return
+            return False
         if entry.empty:
             del self.groups[about.group]
+        return True
 
     def _note(self, entry: GroupEntry, about: OffsetKey, noted: _Noted, producer_id: int) -> None:
         partition = TopicPartition(about.topic, about.partition)

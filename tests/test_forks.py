@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -181,16 +182,34 @@ def test_a_lock_is_given_back_although_a_child_has_not_run_yet(tmp_path: Path) -
             os.close(fd)
 
 
-def test_a_child_lets_go_of_the_lock_of_its_parent(tmp_path: Path) -> None:
-    log = Partition.open(tmp_path / "orders-0", durability="os")
-    receive, send = os.pipe()
+def descriptors_of(path: Path) -> list[int]:
+    """Return the descriptors of this process that refer to a file."""
+    wanted, found = path.stat(), []
+    for fd in range(os.sysconf("SC_OPEN_MAX") if sys.platform != "linux" else 1024):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(fd), wanted):
+                found.append(fd)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["partition", "store"])
+def test_a_child_lets_go_of_the_lock_of_its_parent(tmp_path: Path, kind: str) -> None:
+    """An open descriptor would keep the lock after the parent's death."""
+    if kind == "partition":
+        handle: Partition | logstore.Store = Partition.open(tmp_path / "orders-0", durability="os")
+        lock = tmp_path / "orders-0" / ".lock"
+    else:
+        handle = logstore.open(tmp_path, durability="os")
+        handle.create_topic("orders")
+        lock = tmp_path / ".lock"
+    assert len(descriptors_of(lock)) == 1
     pid = os.fork()
     if pid == 0:
-        os.close(send)
-        os.read(receive, 1)  # until the parent is done
-        os._exit(0)
-    os.close(receive)
-    log.close()
-    Partition.open(tmp_path / "orders-0").close()
-    os.close(send)
-    os.waitpid(pid, 0)
+        left = 99
+        try:
+            left = len(descriptors_of(lock))
+        finally:
+            os._exit(left)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(descriptors_of(lock)) == 1, "the parent keeps its own"
+    handle.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import logstore
 from logstore import (
     ClosedError,
     ForkedHandleError,
@@ -260,16 +260,46 @@ def test_a_child_can_open_readonly_and_its_death_harms_nothing(log: Partition) -
     assert log.append(b"c") == 2
 
 
-def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
-    log = Partition.open(tmp_path / "orders-0")
-    context = multiprocessing.get_context("fork")
-    release = context.Event()
-    child = context.Process(target=release.wait, args=(30,))
-    child.start()
-    log.close()
-    Partition.open(tmp_path / "orders-0").close()
-    release.set()
-    child.join()
+@pytest.mark.parametrize("kind", ["partition", "store"])
+def test_a_child_does_not_inherit_the_lock(tmp_path: Path, kind: str) -> None:
+    """The parent is killed, so that nothing but its death frees the lock; its child lives on."""
+    script = """
+        import os, sys, time, logstore
+        if sys.argv[2] == "partition":
+            log = logstore.Partition.open(sys.argv[1] + "/orders-0")
+        else:
+            store = logstore.open(sys.argv[1])
+            log = store.create_topic("orders")[0]
+        log.append(b"a")
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
+            sys.stdin.read()  # until the test closes it
+            os._exit(0)
+        time.sleep(60)
+    """
+    parent = start(script, tmp_path, kind)
+    assert parent.stdin is not None and parent.stdout is not None
+    child = int(parent.stdout.readline())
+    with pytest.raises(LockedError):
+        open_to_append(tmp_path, kind)
+    parent.kill()
+    parent.wait()
+    try:
+        assert open_to_append(tmp_path, kind) == 1
+        os.kill(child, 0)  # it still runs
+    finally:
+        parent.stdin.close()
+        assert parent.stdout.read() == "", "the child has ended"
+        parent.stdout.close()
+
+
+def open_to_append(path: Path, kind: str) -> int:
+    """Return the offset that an append gets."""
+    if kind == "partition":
+        with Partition.open(path / "orders-0") as log:
+            return log.append(b"b")
+    with logstore.open(path) as store:
+        return store["orders"][0].append(b"b")
 
 
 # ---- kill -9 ----

@@ -157,21 +157,30 @@ def test_offset_for_time_respects_a_trimmed_start(ten: Partition) -> None:
 # ---- follow ----
 
 
-def test_follow_wakes_up_without_polling(log: Partition) -> None:
-    seen: list[tuple[bytes | None, float]] = []
+def test_follow_wakes_up_without_polling(log: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader waits without a time-out, once for each append, and the append wakes it."""
+    appended = log._view._appended
+    wait, timeouts, waiting = appended.wait, [], threading.Semaphore(0)
 
-    def read() -> None:
-        for record in log.scan(follow=True, max_records=3):
-            seen.append((record.value, time.monotonic()))
+    def waits(timeout: float | None = None) -> bool:
+        timeouts.append(timeout)
+        waiting.release()
+        return wait(timeout)
 
-    reader = threading.Thread(target=read)
+    monkeypatch.setattr(appended, "wait", waits)
+    seen: list[bytes | None] = []
+    reader = threading.Thread(
+        target=lambda: seen.extend(r.value for r in log.scan(follow=True, max_records=3)),
+        daemon=True,
+    )
     reader.start()
     for i in range(3):
-        time.sleep(0.05)
+        assert waiting.acquire(timeout=30), "the reader does not wait for appends"
         log.append(b"%d" % i)
-    reader.join(10)
-    assert not reader.is_alive()
-    assert [value for value, _ in seen] == [b"0", b"1", b"2"]
+    reader.join(30)
+    assert not reader.is_alive(), "an append does not wake the reader"
+    assert seen == [b"0", b"1", b"2"]
+    assert timeouts == [None] * 3
 
 
 def test_follow_ends_after_an_idle_timeout(log: Partition) -> None:

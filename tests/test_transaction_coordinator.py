@@ -111,11 +111,52 @@ def test_what_is_written_is_read_again(known: TransactionMetadata) -> None:
     assert TransactionMetadata.decode(known.transactional_id, known.encode()) == known
 
 
-@given(st.binary(max_size=80))
-def test_bytes_that_are_no_record_are_refused(raw: bytes) -> None:
-    for read in (lambda: TransactionMetadata.decode("t", raw), lambda: decode_key(raw)):
-        with contextlib.suppress(InvalidRecordError):
-            read()
+RECORD = TransactionMetadata(
+    "t", 7, 3, 60_000, S.ONGOING, frozenset({("a", 0), ("a", 2), ("b", 1)}), 12, 5, 6, 8, 2
+)
+STATE_AT = 2 + 8 + 2 + 4  # behind the version, the producer's id and epoch, and the time-out
+
+
+def nearly(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Any bytes, or a record of which a piece is replaced."""
+    places = st.tuples(st.integers(0, len(whole)), st.integers(0, 3), st.binary(max_size=3))
+    replaced = places.map(lambda at: whole[: at[0]] + at[2] + whole[at[0] + at[1] :])
+    return st.binary(max_size=80) | replaced
+
+
+@given(nearly(RECORD.encode()), nearly(encode_key("orders")))
+@settings(max_examples=500)
+def test_bytes_that_are_no_record_are_refused(value: bytes, key: bytes) -> None:
+    """What is not refused with InvalidRecordError is a record: written again, it is the same."""
+    with contextlib.suppress(InvalidRecordError):
+        known = TransactionMetadata.decode("t", value)
+        assert value[:2] in (b"\0\0", b"\0\1")
+        assert value[STATE_AT] == known.state
+        if known.state is S.EMPTY:
+            known = dataclasses.replace(known, partitions=frozenset())
+        assert TransactionMetadata.decode("t", known.encode()) == known
+    with contextlib.suppress(InvalidRecordError):
+        name = decode_key(key)
+        assert key[:2] != b"\0\0" if name is None else key.startswith(encode_key(name))
+
+
+def test_pieces_of_a_record_and_versions_to_come_are_refused() -> None:
+    whole = RECORD.encode()
+    assert TransactionMetadata.decode("t", whole) == RECORD
+    for end in range(len(whole)):
+        with pytest.raises(InvalidRecordError):
+            TransactionMetadata.decode("t", whole[:end])
+    for version in (-1, 2, 300):
+        with pytest.raises(InvalidRecordError, match=f"version {version} "):
+            TransactionMetadata.decode("t", version.to_bytes(2, "big", signed=True) + whole[2:])
+    assert whole[STATE_AT] == S.ONGOING
+    with pytest.raises(InvalidRecordError, match="no state 8"):
+        TransactionMetadata.decode("t", whole[:STATE_AT] + b"\x08" + whole[STATE_AT + 1 :])
+    key = encode_key("orders")
+    for end in range(len(key)):
+        with pytest.raises(InvalidRecordError):
+            decode_key(key[:end])
+    assert decode_key(b"\x00\x01" + key[2:]) is None
 
 
 # ---- rules ----------------------------------------------------------------------------------

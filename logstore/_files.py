@@ -298,7 +298,7 @@ class Directory(_native.OpenDirectory):
         file = self.open(name, write=True, create=True)
         try:
             if data:
-                file.pwrite(data, 0)
+                file.append_at(data, 0)
             if file.size() != len(data):
                 file.truncate(len(data))
             if sync:
@@ -315,7 +315,7 @@ class Directory(_native.OpenDirectory):
         self.unlink(temporary)
         file = self.open(temporary, write=True, create=True, exclusive=True)
         try:
-            file.pwrite(data, 0)
+            file.append_at(data, 0)
             if sync:
                 file.sync()
         except BaseException:
@@ -405,7 +405,7 @@ class DirectoryLock:
             file = self._acquire(directory, fcntl.F_WRLCK, create=True)
             with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
                 file.truncate(0)
-                file.pwrite(f"{os.getpid()} {boot_id()}\n".encode(), 0)
+                file.append_at(f"{os.getpid()} {boot_id()}\n".encode(), 0)
                 self._named = True
             if not root:
                 self._take_part(directory.path.absolute().parent)

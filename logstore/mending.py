@@ -476,7 +476,7 @@ def _copy(source: _native.File, start: int, end: int, target: _native.File, posi
         piece = source.pread(min(_COPY_BYTES, end - start), start)
         if not piece:
             break
-        target.pwrite(piece, position)
+        target.append_at(piece, position)
         start += len(piece)
         position += len(piece)
     return position

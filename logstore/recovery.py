@@ -579,7 +579,7 @@ class _Loader:
             try:
                 position = 0
                 while piece := source.pread(_COPY_BYTES, position):
-                    target.pwrite(piece, position)
+                    target.append_at(piece, position)
                     position += len(piece)
                 target.sync()
             finally:
@@ -735,7 +735,7 @@ class _Loader:
                     kept = self.torn_name(segment_name(segment.base_offset, ".log"))
                     target = self.directory.open(kept, write=True, create=True, exclusive=True)
                 if target is not None:
-                    target.pwrite(piece, position - start)
+                    target.append_at(piece, position - start)
                 position += len(piece)
             if target is not None:
                 target.sync()
@@ -883,7 +883,7 @@ class TruncationPlan(NamedTuple):
         try:
             file.truncate(self.position)
             if self.batch:
-                file.pwrite(self.batch, self.position)
+                file.append_at(self.batch, self.position)
             file.sync()
         finally:
             file.close()

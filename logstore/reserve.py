@@ -84,7 +84,7 @@ class Reserve:
                     self._left = size  # what an earlier handle has left of it
                     raise
                 except OSError:  # a file system that cannot: bytes do the same
-                    file.pwrite(bytes(self._size_bytes - size), size)
+                    file.append_at(bytes(self._size_bytes - size), size)
             self._left = self._size_bytes
         finally:
             file.close()

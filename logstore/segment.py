@@ -269,7 +269,7 @@ class Segment:
             position = len(index.entries)
             added = TransactionIndex(self.base_offset, index.entries)
             added.append(aborted)
-            file.pwrite(added.entries[position:], position)
+            file.append_at(added.entries[position:], position)
         finally:
             file.close()
         self._transactions = added
@@ -645,7 +645,7 @@ class Segment:
             )
             try:
                 if entries:
-                    index.pwrite(entries, position)
+                    index.append_at(entries, position)
                 if index.size() != position + len(entries):
                     index.truncate(position + len(entries))  # a longer one from before a crash
                 if sync:

@@ -98,7 +98,7 @@ def _copy_tail(
     try:
         for at in range(position, size, _COPY_BYTES):
             part = source.pread(min(_COPY_BYTES, size - at), at)
-            target.pwrite(part, at - position)
+            target.append_at(part, at - position)
         target.sync()
     finally:
         target.close()

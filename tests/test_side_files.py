@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from logstore import (
     with_producer,
 )
 from logstore._files import Directory
-from logstore.checkpoint import PartitionState
+from logstore.checkpoint import DurableMark, PartitionState
 from logstore.failed_sync import FailedSync
 from logstore.filesystem import UNSAFE
+from logstore.testing import Fault, inject_io
 from logstore.twin import CheckpointTwin
 from tests.conftest import MakeLog
 from tests.decoder_fuzz import BEHIND_A_CHECKSUM
@@ -270,3 +272,23 @@ def test_a_disk_in_memory_is_mentioned_once(
         for number in range(3):
             Partition.open(tmp_path / f"orders-{number}").close()
     assert len([r for r in caplog.records if r.name == "logstore.filesystem"]) == 1
+
+
+# ---- the durable mark ----
+
+
+def test_a_failed_write_of_the_durable_mark_leaves_the_old_one(make_log: MakeLog) -> None:
+    log = make_log()
+    with log:
+        log.append(b"a")
+        log.sync()
+        mark = log._stable._mark
+        assert mark is not None
+        mark.write(1)
+        for error in (errno.ENOSPC, errno.EIO):
+            with (
+                inject_io(Fault.fail(error, "pwrite", "*/logstore.durable")),
+                pytest.raises(OSError, match="logstore.durable"),
+            ):
+                mark.write(0)
+            assert DurableMark.read(log.directory) == 1

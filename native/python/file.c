@@ -168,11 +168,13 @@ static PyObject *file_pread(FileObject *self, PyObject *args)
     return bytes;
 }
 
-static PyObject *file_pwrite(FileObject *self, PyObject *args)
+/* pwrite(data, position) and append_at(data, position): the same shape of call. */
+static PyObject *file_put(FileObject *self, PyObject *args,
+                          ls_status (*call)(const ls_io *, int, const void *, size_t, int64_t))
 {
     Py_buffer data;
     long long position;
-    if (!PyArg_ParseTuple(args, "y*L:pwrite", &data, &position)) {
+    if (!PyArg_ParseTuple(args, "y*L", &data, &position)) {
         return NULL;
     }
     if (!ls_file_pin(self)) {
@@ -181,7 +183,7 @@ static PyObject *file_pwrite(FileObject *self, PyObject *args)
     }
     ls_status status;
     Py_BEGIN_ALLOW_THREADS             /* pinned; the exported buffer cannot be resized */
-    status = ls_append(self->io, self->fd, data.buf, (size_t)data.len, position);
+    status = call(self->io, self->fd, data.buf, (size_t)data.len, position);
     Py_END_ALLOW_THREADS
     ls_file_unpin(self);
     PyBuffer_Release(&data);
@@ -189,6 +191,16 @@ static PyObject *file_pwrite(FileObject *self, PyObject *args)
         return ls_raise(self->module, status, self->path, -1, -1);
     }
     Py_RETURN_NONE;
+}
+
+static PyObject *file_pwrite(FileObject *self, PyObject *args)
+{
+    return file_put(self, args, ls_write_at);
+}
+
+static PyObject *file_append_at(FileObject *self, PyObject *args)
+{
+    return file_put(self, args, ls_append);
 }
 
 /* Runs `call` on the pinned descriptor without the GIL. */
@@ -340,7 +352,10 @@ static PyMethodDef file_methods[] = {
     {"pread", (PyCFunction)file_pread, METH_VARARGS,
      PyDoc_STR("pread(size, position) -> bytes, fewer only at the end of the file")},
     {"pwrite", (PyCFunction)file_pwrite, METH_VARARGS,
-     PyDoc_STR("pwrite(data, position): all of it, or the file is cut back to position")},
+     PyDoc_STR("pwrite(data, position): write in place; after a failure the bytes from position on "
+               "are the old ones, the new ones or some of both")},
+    {"append_at", (PyCFunction)file_append_at, METH_VARARGS,
+     PyDoc_STR("append_at(data, position): write all of it, or truncate the file to position")},
     {"datasync", (PyCFunction)file_datasync, METH_NOARGS, PyDoc_STR("fdatasync")},
     {"sync", (PyCFunction)file_sync, METH_NOARGS, PyDoc_STR("fsync")},
     {"truncate", (PyCFunction)file_truncate, METH_O, PyDoc_STR("truncate(size)")},

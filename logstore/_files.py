@@ -7,6 +7,7 @@ so that nothing outside can be touched by planting one.  Files are created 0600,
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -147,6 +148,25 @@ def _exists(path: Path) -> bool:
     return True
 
 
+# What opening gives where something else has the name of a file: see native/core/io.h.
+_NOT_REGULAR = {
+    errno.ELOOP: "not a regular file but a symbolic link",
+    errno.EISDIR: "not a regular file but a directory",
+    errno.ENXIO: "not a regular file but a FIFO, a socket or a device",
+}
+
+
+def is_wrong_type(error: OSError) -> bool:
+    """Whether it means that something else has the name of a file."""
+    return error.errno in _NOT_REGULAR
+
+
+def _with_type(error: OSError, path: str) -> OSError:
+    """Return `error`, in words of its own if it means that `path` is not a regular file."""
+    text = _NOT_REGULAR.get(error.errno or 0)
+    return error if text is None else OSError(error.errno, text, path)
+
+
 class Room(Protocol):
     """Where space for a small file comes from when the disk is full: see logstore.reserve."""
 
@@ -238,7 +258,7 @@ class Directory(_native.OpenDirectory):
         with self as fd:
             regular, _, size, _, _ = _native.stat(fd, name)
         if not regular:
-            raise NotALogError(f"{self.path / name} is not a regular file")
+            self.open(name).close()  # raises, with the type in the message
         return size
 
     def times_ns(self, name: str = "") -> tuple[int, int]:
@@ -271,15 +291,23 @@ class Directory(_native.OpenDirectory):
     def open(
         self, name: str, *, write: bool = False, create: bool = False, exclusive: bool = False
     ) -> _native.File:
-        with self as fd:
-            return _native.File(
-                fd, name, f"{self._text}/{name}", write=write, create=create, exclusive=exclusive
-            )
+        path = f"{self._text}/{name}"
+        try:
+            with self as fd:
+                return _native.File(
+                    fd, name, path, write=write, create=create, exclusive=exclusive
+                )
+        except OSError as error:
+            raise _with_type(error, path) from None
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
         """The contents of a small file: without the window that a `_native.File` reads through."""
-        with self as fd:
-            return _native.read_file(fd, name, f"{self._text}/{name}", max_bytes)
+        path = f"{self._text}/{name}"
+        try:
+            with self as fd:
+                return _native.read_file(fd, name, path, max_bytes)
+        except OSError as error:
+            raise _with_type(error, path) from None
 
     def with_room(self, act: Callable[[], T]) -> T:
         """Do something small that may be repeated; on a full disk, with the reserve's help."""
@@ -332,12 +360,20 @@ class Directory(_native.OpenDirectory):
         self.with_room(lambda: self._rename(source, target))
 
     def _rename(self, source: str, target: str) -> None:
-        with self as fd:
-            _native.rename(fd, source, target)
+        try:
+            with self as fd:
+                _native.rename(fd, source, target)
+        except IsADirectoryError as error:
+            raise _with_type(error, f"{self._text}/{target}") from None
 
     def unlink(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError), self as fd:
-            _native.unlink(fd, name)
+        try:
+            with self as fd:
+                _native.unlink(fd, name)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError as error:
+            raise _with_type(error, f"{self._text}/{name}") from None
 
     def sync(self) -> None:
         with self as fd:

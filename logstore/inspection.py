@@ -20,6 +20,7 @@ from logstore import _native
 from logstore._files import (
     SEGMENT_SUFFIXES,
     TEMPORARY_SUFFIXES,
+    DirectoryLock,
     base_offset_of,
     segment_name,
 )
@@ -40,6 +41,7 @@ from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 from logstore.problem import Problem, ProblemKind, Severity
 from logstore.producer_state import CorruptSnapshotError, ProducerState
 from logstore.recovery import TRUNCATION_PLAN, TruncationPlan
+from logstore.reserve import RESERVE_NAME
 from logstore.segment import Segment, SegmentContents, used_entries
 from logstore.swap import SWAP_PLAN, SwapPlan
 from logstore.view import View
@@ -60,6 +62,7 @@ KEPT = re.compile(r".+\.(torn|cut)-\d+\Z")
 RECEIPT = re.compile(r"logstore\.repair-\d+\.json\Z")
 SNAPSHOT_SUFFIX = ".snapshot"
 _HEADER_BYTES = 61
+_WITHOUT_CONTENTS = (DirectoryLock.NAME, RESERVE_NAME)  # of these only the type matters
 
 
 def bytes_to_inspect(segments: Sequence[Segment], *, deep: bool) -> int:
@@ -345,6 +348,12 @@ class PartitionInspection:
         """Whether every aborted transaction is known as such."""
         try:
             self._view.known_producers().check(segments, end)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            name = Path(error.filename or "").name
+            if not self._is_unreadable(name):
+                self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
         except CorruptLogError as error:
             self._note(
                 ProblemKind.DAMAGED_TRANSACTION_INDEX,
@@ -431,7 +440,9 @@ class PartitionInspection:
         }
         for name in sorted(self._directory.names()):
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                if name in checks:
+                if name in (*checks, *_WITHOUT_CONTENTS) and not self._directory.is_regular(name):
+                    self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
+                elif name in checks:
                     checks[name]()
                 else:
                     self._inspect_named(name, bases)

@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-from logstore._files import Directory
+from logstore._files import Directory, is_wrong_type
 from logstore.errors import ClosedError, DiskFullError
 
 __all__ = ["PARTITION_RESERVE_BYTES", "RESERVE_NAME", "STORE_RESERVE_BYTES", "Reserve"]
@@ -61,6 +61,8 @@ class Reserve:
             try:
                 self._allocate()
             except OSError as error:
+                if is_wrong_type(error):
+                    raise  # space would not help
                 if not self.short:
                     log.warning(
                         "%s: no reserve could be made: %s", self._directory.path, str(error)

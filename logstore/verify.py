@@ -6,9 +6,11 @@ is taken.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
-from logstore._files import Directory
+from logstore._files import Directory, DirectoryLock
 from logstore.checkpoint import (
     CHECKPOINTS,
     PARTITION_METADATA,
@@ -17,6 +19,8 @@ from logstore.checkpoint import (
 from logstore.errors import LogStoreError, NotALogError
 from logstore.inspection import RECEIPT
 from logstore.problem import Problem, ProblemKind
+from logstore.producer_ids import ProducerIds
+from logstore.reserve import RESERVE_NAME
 from logstore.root import (
     Catalogue,
     CleanShutdown,
@@ -28,6 +32,9 @@ from logstore.root import (
 from logstore.twin import CheckpointTwin
 
 __all__ = ["RootInspection"]
+
+# Files whose contents nothing below looks at: only their type matters.
+_WITHOUT_CHECK = (DirectoryLock.NAME, RESERVE_NAME, ProducerIds.NAME)
 
 
 class RootInspection:
@@ -43,16 +50,16 @@ class RootInspection:
         entries = self._inspect_catalogue()
         self._inspect_identity()
         self._inspect_checkpoints()
-        left = CleanShutdown.read(self._directory)
-        if left.foreign:
-            self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
+        self._inspect_marker()
         directories = sorted(self._directory.directories())
         self._inspect_partitions(entries, directories)
         for name in directories:
             if is_deleted(name):
                 self._note(ProblemKind.STRAY_FILE, name, "a partition on its way out")
         for name in names:
-            if name.endswith(".tmp"):
+            if name in _WITHOUT_CHECK and not self._is_regular(name):
+                self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
+            elif name.endswith(".tmp"):
                 self._note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
             elif RECEIPT.match(name):
                 self._note(ProblemKind.KEPT_ASIDE, name, "the receipt of a repair")
@@ -105,6 +112,21 @@ class RootInspection:
                 self._note(ProblemKind.DAMAGED_CHECKPOINT, name, found.fault)
             elif found.foreign:
                 self._note(ProblemKind.STALE_CHECKPOINT, name, "its twin knows another one")
+
+    def _inspect_marker(self) -> None:
+        try:
+            left = CleanShutdown.read(self._directory)
+        except OSError as error:
+            name = Path(error.filename or "").name
+            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            return
+        if left.foreign:
+            self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
+
+    def _is_regular(self, name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+            return self._directory.is_regular(name)
+        return True
 
     def _inspect_partitions(
         self, entries: Mapping[str, TopicEntry], directories: list[str]

@@ -70,20 +70,50 @@ static int at(int directory)
     return directory == LS_NO_DIRECTORY ? AT_FDCWD : directory;
 }
 
+/* Opens with `flags`, without waiting for the other end of a FIFO or for a device. */
+static int open_now(int directory, const char *name, int flags, mode_t mode)
+{
+    int fd = openat(directory, name, flags | O_NONBLOCK, mode);
+    struct stat found;
+    if (fd < 0 && errno == EWOULDBLOCK && !(flags & O_EXCL) &&
+        fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode)) {
+        /* A file server has a lease on the file and gives it up while openat waits. */
+        fd = openat(directory, name, flags, mode);
+    }
+    return fd < 0 ? -errno : fd;
+}
+
+/* Returns 0, or a negated errno if `fd` is not what `flags` asks for: a regular file or a directory.
+ * openat itself returns ELOOP for a link, ENXIO for a socket and ENOTDIR for O_DIRECTORY. */
+static int check_type(int fd, int flags)
+{
+    struct stat found;
+    if ((flags & O_DIRECTORY) != 0) {
+        return 0;
+    }
+    if (fstat(fd, &found) < 0) {
+        return -errno;
+    }
+    return S_ISREG(found.st_mode) ? 0 : S_ISDIR(found.st_mode) ? -EISDIR : -ENXIO;
+}
+
 static int posix_open(const ls_io *io, int directory, const char *name, int flags, unsigned mode)
 {
     (void)io;
-    flags |= O_CLOEXEC | (directory == LS_NO_DIRECTORY ? 0 : O_NOFOLLOW);
-    int fd = openat(at(directory), name, flags, (mode_t)mode);
+    flags |= O_CLOEXEC | O_NOCTTY | (directory == LS_NO_DIRECTORY ? 0 : O_NOFOLLOW);
+    int fd = open_now(at(directory), name, flags, (mode_t)mode);
     if (fd < 0) {
-        return -errno;
-    }
-    if (fd > STDERR_FILENO) {
         return fd;
     }
-    /* A log on descriptor 1 or 2 would be at the mercy of every stray print. */
-    int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    int result = higher < 0 ? -errno : higher;
+    int result = check_type(fd, flags);
+    if (result == 0 && fd > STDERR_FILENO) {
+        return fd;
+    }
+    if (result == 0) {
+        /* A log on descriptor 1 or 2 would be at the mercy of every stray print. */
+        int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        result = higher < 0 ? -errno : higher;
+    }
     close(fd);
     return result;
 }

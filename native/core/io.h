@@ -35,6 +35,8 @@ struct ls_io {
     int (*sync)(const ls_io *io, int fd);              /* also for directories */
     int (*truncate)(const ls_io *io, int fd, int64_t size);
     int64_t (*size)(const ls_io *io, int fd);
+    /* Opens a regular file, or with O_DIRECTORY a directory; never waits.  Anything else is refused:
+     * ELOOP for a symbolic link, EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
     int (*open)(const ls_io *io, int directory, const char *name, int flags, unsigned mode);
     int (*close)(const ls_io *io, int fd);
     int (*rename)(const ls_io *io, int directory, const char *source, const char *target);

@@ -23,7 +23,7 @@ from logstore.appendable import AppendableLog
 from logstore.checkpoint import CleanerCheckpoint, StartMark
 from logstore.digest import DIGEST_SUFFIX, SegmentDigest
 from logstore.epochs import EpochEnd
-from logstore.errors import OffsetOutOfRangeError
+from logstore.errors import CorruptLogError, OffsetOutOfRangeError, UnsupportedFormatError
 from logstore.readable import check_int, milliseconds
 from logstore.recovery import TRUNCATION_PLAN, Claims, TruncationPlan
 from logstore.segment import Segment, decompress, empty_contents
@@ -197,22 +197,27 @@ class RewritableLog(AppendableLog):
             if end_offset == end:
                 self._cut_epochs_locked(end)
                 return
+            cut = self._find_cut(end_offset)  # reads only: an error ends nothing
             try:
-                self._truncate_locked(end_offset)
+                self._truncate_locked(end_offset, cut)
             except BaseException as error:
                 # Whatever stopped it half-way, the plan is on disk: opening again finishes the cut.
                 self._fail(error)
                 raise
 
-    def _truncate_locked(self, end_offset: int) -> None:
+    def _find_cut(self, end_offset: int) -> tuple[int, bytes, int]:
+        number = self._view.number_of(end_offset)
+        last = self._view.segments[number]
+        if end_offset == last.base_offset and number > 0:
+            # Nothing of this segment stays, but its base is where the log goes on: keep it, empty.
+            return 0, b"", end_offset
+        return self._cut_at(last, end_offset)
+
+    def _truncate_locked(self, end_offset: int, cut: tuple[int, bytes, int]) -> None:
         view, stable = self._view, self._stable
         number = view.number_of(end_offset)
         last = view.segments[number]
-        if end_offset == last.base_offset and number > 0:
-            # Nothing of this segment stays, but its base is where the log goes on: keep it, empty.
-            position, batch, kept_end = 0, b"", end_offset
-        else:
-            position, batch, kept_end = self._cut_at(last, end_offset)
+        position, batch, kept_end = cut
         later = view.segments[number + 1 :]
         # Claims are lowered before the data is cut, and readers told to look again.
         self._cuts += 1
@@ -298,8 +303,19 @@ class RewritableLog(AppendableLog):
         base = int.from_bytes(raw[:8], "big")
         if base >= end_offset:
             return position, b"", end_offset
-        kept = _native.batch_below(raw, end_offset, decompress, codecs.compress,
-                                   self.config.max_decompressed_message_bytes)  # fmt: skip
+        try:
+            kept = _native.batch_below(raw, end_offset, decompress, codecs.compress,
+                                       self.config.max_decompressed_message_bytes)  # fmt: skip
+        except UnsupportedFormatError:
+            raise
+        except ValueError as error:
+            raise CorruptLogError(
+                str(error),
+                path=segment.path,
+                position=position,
+                start_offset=base,
+                end_offset=base + int.from_bytes(raw[23:27], "big") + 1,
+            ) from error
         return position, kept, base
 
     def truncate_to_epoch(self, answer: EpochEnd) -> bool:

@@ -6,6 +6,8 @@
 #include "crc32c.h"
 #include "memory.h"
 
+const char ls_too_many_records[] = "more records than its bytes can hold";
+
 ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch)
 {
     assert(available >= LS_BATCH_HEADER_BYTES);
@@ -38,6 +40,10 @@ ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch)
     }
     if (delta < 0 || batch->record_count < 0 || (int64_t)batch->record_count > (int64_t)delta + 1) {
         return ls_fail(LS_E_CORRUPT, -1, "the record count does not fit the offset range");
+    }
+    if (ls_batch_codec(batch) == LS_CODEC_NONE &&
+        !ls_batch_count_fits(batch, (size_t)batch->size - LS_BATCH_HEADER_BYTES)) {
+        return ls_fail(LS_E_CORRUPT, -1, ls_too_many_records);
     }
     batch->last_offset = batch->base_offset + delta;
     return ls_ok();

@@ -80,6 +80,15 @@ typedef struct {
     const char *reason;                /* why the walk stopped, when it is corrupt */
 } ls_records;
 
+/* Whether `size` bytes of decompressed payload can hold the records that the header counts.  Ask
+ * before taking memory for each of them: the count is from the disk. */
+static inline bool ls_batch_count_fits(const ls_batch *batch, size_t size)
+{
+    return (size_t)batch->record_count <= size / LS_RECORD_BYTES_MIN;
+}
+
+extern const char ls_too_many_records[];
+
 /* `payload` is what follows the header, decompressed if need be.  It must outlive the walk. */
 void ls_records_open(ls_records *records, const ls_batch *batch, const uint8_t *payload,
                      size_t size);

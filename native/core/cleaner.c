@@ -526,6 +526,18 @@ static ls_code put_copy(ls_cleaner *cleaner, const uint8_t *data, const ls_batch
                                                          : LS_E_NO_MEMORY;
 }
 
+/* Makes room for a verdict per record of the batch. */
+static ls_code reserve_verdicts(ls_cleaner *cleaner, const ls_batch *batch, size_t size,
+                                const char **reason)
+{
+    if (!ls_batch_count_fits(batch, size)) {
+        *reason = ls_too_many_records;
+        return LS_E_CORRUPT;
+    }
+    cleaner->keep.size = 0;
+    return reserve(&cleaner->keep, (size_t)batch->record_count) ? LS_OK : LS_E_NO_MEMORY;
+}
+
 ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batch *batch,
                          const uint8_t *payload, size_t size, bool *pack, size_t *at,
                          const char **reason)
@@ -561,13 +573,9 @@ ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batc
     if (!discard && control) {
         result.kept = batch->record_count;
     } else if (!discard && batch->record_count > 0) {
-        if ((size_t)batch->record_count > size / LS_RECORD_BYTES_MIN) {
-            *reason = "more records than its bytes can hold";
-            return LS_E_CORRUPT;
-        }
-        cleaner->keep.size = 0;
-        if (!reserve(&cleaner->keep, (size_t)batch->record_count)) {
-            return LS_E_NO_MEMORY;
+        code = reserve_verdicts(cleaner, batch, size, reason);
+        if (code != LS_OK) {
+            return code;
         }
         ls_records records;
         ls_records_open(&records, batch, payload, size);
@@ -590,10 +598,9 @@ ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batc
         horizon = INT64_MAX;           /* never */
     }
     if (control) {
-        if ((size_t)batch->record_count > size / LS_RECORD_BYTES_MIN ||
-            !reserve(&cleaner->keep, (size_t)batch->record_count)) {
-            *reason = "more records than its bytes can hold";
-            return LS_E_CORRUPT;
+        code = reserve_verdicts(cleaner, batch, size, reason);
+        if (code != LS_OK) {
+            return code;
         }
         memset(cleaner->keep.data, 1, (size_t)batch->record_count);
     }

@@ -952,6 +952,10 @@ static PyObject *native_batch_below(PyObject *self, PyObject *args)
     ls_record record;
     ls_code code;
     int32_t kept = 0;
+    if (!ls_batch_count_fits(&batch, size)) {
+        cannot_cut(module, ls_fail(LS_E_CORRUPT, 0, ls_too_many_records));
+        goto done;
+    }
     keep.data = calloc((size_t)batch.record_count + 1, 1);
     if (keep.data == NULL) {
         PyErr_NoMemory();

@@ -528,6 +528,26 @@ static bool is_aborted(const SegmentScanObject *self)
 
 typedef enum { BATCH_READY, BATCH_NONE, BATCH_RAISED } batch_state;
 
+static bool bad_record(SegmentScanObject *self)
+{
+    ls_status status = ls_fail(LS_E_CORRUPT, self->position, self->records.reason);
+    self->has_batch = false;
+    ls_raise(self->module, status, self->file->path, self->batch.base_offset,
+             self->batch.last_offset + 1);
+    return pass_over(self);
+}
+
+/* Readers do not see control records, but compaction reads them: damage is found by both. */
+static bool control_is_readable(SegmentScanObject *self)
+{
+    ls_record record;
+    ls_code code;
+    do {
+        code = ls_records_next(&self->records, &record);
+    } while (code == LS_OK);
+    return code == LS_END;
+}
+
 /* Moves on to the next batch with something in [start, stop).  `control`: hand out control batches
  * and do not unpack (raw reading). */
 static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t **data)
@@ -577,14 +597,22 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
             return BATCH_NONE;
         }
         bool wanted = self->batch.last_offset >= self->start && !is_aborted(self) &&
-                      (raw || (!(self->batch.attributes & LS_ATTR_CONTROL) &&
-                               self->batch.record_count > 0));
+                      (raw || self->batch.record_count > 0);
         if (wanted && !raw && !unpack(self, *data)) {
             unreadable_payload(self);
             if (!pass_over(self)) {
                 return BATCH_RAISED;
             }
             continue;
+        }
+        if (wanted && !raw && (self->batch.attributes & LS_ATTR_CONTROL)) {
+            if (!control_is_readable(self)) {
+                if (!bad_record(self)) {
+                    return BATCH_RAISED;
+                }
+                continue;
+            }
+            self->has_batch = wanted = false;
         }
         self->expected = self->batch.last_offset + 1;
         if (wanted) {
@@ -606,15 +634,6 @@ static void finish_batch(SegmentScanObject *self)
     if (next > self->next_offset) {
         self->next_offset = next < self->stop ? next : self->stop;
     }
-}
-
-static bool bad_record(SegmentScanObject *self)
-{
-    ls_status status = ls_fail(LS_E_CORRUPT, self->position, self->records.reason);
-    self->has_batch = false;
-    ls_raise(self->module, status, self->file->path, self->batch.base_offset,
-             self->batch.last_offset + 1);
-    return pass_over(self);
 }
 
 /* ---- as records ---- */

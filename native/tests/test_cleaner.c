@@ -226,6 +226,37 @@ static ls_code clean(ls_cleaner *cleaner, const sample *s)
     return code;
 }
 
+static void a_forged_count_takes_no_memory(void)
+{
+    const int64_t times[] = {1, 2, 3};
+    sample s;
+    sample_open(&s, times, 3, -1, 0);
+    uint8_t forged[LS_BATCH_HEADER_BYTES];
+    memcpy(forged, s.data, sizeof forged);
+    ls_store_i32(forged + LS_AT_LAST_OFFSET_DELTA, INT32_MAX - 1);
+    ls_store_i32(forged + LS_AT_RECORD_COUNT, INT32_MAX);
+    ls_batch parsed;
+    ls_status status = ls_batch_parse(forged, sizeof forged, &parsed);
+    CHECK(status.code == LS_E_CORRUPT && status.reason == ls_too_many_records);
+    forged[LS_AT_ATTRIBUTES + 1] |= LS_CODEC_LZ4;      /* then only the payload tells */
+    CHECK(ls_batch_parse(forged, sizeof forged, &parsed).code == LS_OK);
+    ls_offset_map map;
+    CHECK(ls_offset_map_init(&map, 100 * sizeof(ls_offset_slot), SECRET) == LS_OK);
+    s.batch.record_count = INT32_MAX;
+    for (int control = 0; control < 2; control++) {
+        s.batch.attributes = control ? LS_ATTR_CONTROL : 0;
+        ls_clean_rules rules = {.map = control ? NULL : &map, .end_offset = INT64_MAX};
+        ls_cleaner cleaner;
+        ls_cleaner_init(&cleaner, &rules, 0, 4096);
+        ls_code code = clean(&cleaner, &s);
+        CHECK(code == (control ? LS_OK : LS_E_CORRUPT));       /* a marker that stays is copied */
+        CHECK(cleaner.keep.capacity == 0);
+        ls_cleaner_free(&cleaner);
+    }
+    ls_offset_map_free(&map);
+    sample_close(&s);
+}
+
 static void newer_offsets_of_a_key_take_its_place(void)
 {
     const int64_t times[] = {1, 2, 3};
@@ -449,6 +480,7 @@ int main(void)
         fewer_records_keep_everything_else,
         a_batch_of_no_records_is_its_header,
         a_payload_that_lies_is_never_followed_outside,
+        a_forged_count_takes_no_memory,
         newer_offsets_of_a_key_take_its_place,
         an_emptied_batch_stays_as_header_only_where_it_must,
         a_tombstone_goes_in_the_second_round_at_the_earliest,

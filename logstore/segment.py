@@ -262,17 +262,22 @@ class Segment:
     def append_aborted(self, aborted: AbortedTransaction) -> None:
         """Note an aborted transaction, once its marker is in the log.  Not synced here."""
         index = self.transaction_index
-        file = self._directory.open(
-            segment_name(self.base_offset, ".txnindex"), write=True, create=True
+        position = len(index.entries)
+        added = TransactionIndex(self.base_offset, index.entries)
+        added.append(aborted)
+        # The marker is in the log: a full disk must not keep the entry out of the file.
+        self._directory.with_room(
+            lambda: self._append_aborted(added.entries[position:], position)
         )
+        self._transactions = added
+
+    def _append_aborted(self, entries: bytes, position: int) -> None:
+        name = segment_name(self.base_offset, ".txnindex")
+        file = self._directory.open(name, write=True, create=True)
         try:
-            position = len(index.entries)
-            added = TransactionIndex(self.base_offset, index.entries)
-            added.append(aborted)
-            file.append_at(added.entries[position:], position)
+            file.append_at(entries, position)
         finally:
             file.close()
-        self._transactions = added
 
     def write_transactions(self, aborted: list[AbortedTransaction]) -> bool:
         """Make the file list just these; whether that was a change.  Synced."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import Compactor, DiskFullError, Partition, PartitionConfig, Store
+from logstore import Compactor, DiskFullError, Partition, PartitionConfig, Producer, Store
 from logstore.reserve import RESERVE_NAME, free_bytes
 
 MiB = 1 << 20
@@ -221,6 +221,26 @@ def test_a_lone_partition_has_a_reserve_of_its_own(make_disk: MakeDisk) -> None:
     log.close()
     with Partition.open(root / "orders-0") as log:
         ledger.check(log)
+
+
+def test_a_transaction_is_aborted_when_not_a_block_is_free(make_disk: MakeDisk) -> None:
+    """The first aborted transaction of a segment makes a file, which needs a block."""
+    root = make_disk("tmpfs", 8 * MiB)
+    with logstore.open(root / "store") as store:
+        topic = store.create_topic("orders", 3)
+        with Producer(store, "payments") as producer:
+            transaction = producer.transaction()
+            for number in range(3):
+                producer.send("orders", b"aborted", partition=number)
+            producer.flush()
+            exhaust(root)
+            transaction.abort()
+        (root / "ballast").unlink()
+        for log in topic:
+            log.append(b"kept")
+            assert [r.value for r in log.scan(isolation="read_committed")] == [b"kept"]
+    with logstore.open(root / "store", readonly=True) as store:
+        assert store.check() == []
 
 
 def test_no_reserve_is_kept_when_none_is_wanted(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ class Directory(_native.OpenDirectory):
         self.opening = threading.RLock()
         self.path = Path(path)
         self.room: Room | None = root.room if root is not None else None
+        # Closes what is idle when descriptors run out; False when there is nothing more to close.
+        self.close_idle: Callable[[], bool] | None = root.close_idle if root is not None else None
         self._text = str(self.path)  # joining paths costs more than opening files
         if create and not _exists(self.path):
             self._create()
@@ -213,10 +215,24 @@ class Directory(_native.OpenDirectory):
                 # The directory itself may be reached through a link; what is inside may not.
                 self._open(NO_DIRECTORY, self._text)
             else:
-                with root as above:
-                    self._open(above, self.path.name)
+                self._with_descriptor(lambda: self._open_below(root))
         except NotADirectoryError:
             raise NotALogError(f"{self.path} is not a directory") from None
+
+    def _open_below(self, root: Directory) -> None:
+        with root as above:
+            self._open(above, self.path.name)
+
+    def _with_descriptor(self, act: Callable[[], T]) -> T:
+        """Do something that opens a file; when descriptors run out, idle ones are closed first."""
+        while True:
+            try:
+                return act()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if self.close_idle is None or not self.close_idle():
+                    raise
 
     def below(self, name: str) -> Directory:
         """A directory in this one, wherever the process has gone since this was opened."""
@@ -236,13 +252,15 @@ class Directory(_native.OpenDirectory):
                 parent.close()
 
     def names(self) -> list[str]:
-        with self as fd:
-            return _native.list_directory(fd)
+        return self._with_descriptor(lambda: self._list(directories_only=False))
 
     def directories(self) -> list[str]:
         """Names of what is a directory in this one; a link is not."""
+        return self._with_descriptor(lambda: self._list(directories_only=True))
+
+    def _list(self, *, directories_only: bool) -> list[str]:
         with self as fd:
-            return _native.list_directory(fd, True)
+            return _native.list_directory(fd, directories_only)
 
     def make_directory(self, name: str) -> None:
         with self as fd:
@@ -292,20 +310,28 @@ class Directory(_native.OpenDirectory):
         self, name: str, *, write: bool = False, create: bool = False, exclusive: bool = False
     ) -> _native.File:
         path = f"{self._text}/{name}"
-        try:
+
+        def act() -> _native.File:
             with self as fd:
                 return _native.File(
                     fd, name, path, write=write, create=create, exclusive=exclusive
                 )
+
+        try:
+            return self._with_descriptor(act)
         except OSError as error:
             raise _with_type(error, path) from None
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
         """The contents of a small file: without the window that a `_native.File` reads through."""
         path = f"{self._text}/{name}"
-        try:
+
+        def act() -> bytes:
             with self as fd:
                 return _native.read_file(fd, name, path, max_bytes)
+
+        try:
+            return self._with_descriptor(act)
         except OSError as error:
             raise _with_type(error, path) from None
 

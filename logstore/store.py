@@ -22,6 +22,7 @@ import functools
 import logging
 import os
 import resource
+import sys
 import threading
 import time
 import uuid
@@ -92,6 +93,7 @@ log = logging.getLogger("logstore.store")
 RECOVERY_THREADS = min(8, 2 * (os.cpu_count() or 1))
 FILES_PER_PARTITION = 4  # descriptors of one that is written: directory, log, mark, one to spare
 FILES_RESERVED = 128  # for everything else in the process
+FILES_SPARE = 3  # what closing one partition needs at once
 SETTLED_NS = 1_000_000_000  # a directory's time that is older than this tells of every change
 
 COMMITTED_OFFSETS = "__consumer_offsets"  # where offsets of deleted topics have to go as well
@@ -179,6 +181,10 @@ class Store(Mapping[str, Topic], Closeable):
         self._companions: dict[Callable[[Store], Closeable], Closeable] = {}
         # Of the transactions above: raises unless a producer's id and epoch have one open there.
         self.verify_transaction: Callable[[Store, int, int, TopicPartition], None] | None = None
+        # Descriptors for closing partitions when the process may open no more.
+        self._spare: list[Directory] = []
+        self._spare_open = False  # whether a partition is being closed to free descriptors
+        self._evicting = threading.RLock()
         self.identity = NodeIdentity("", -1, "")
         self.recovery = StoreRecovery()
 
@@ -195,6 +201,8 @@ class Store(Mapping[str, Topic], Closeable):
         self = cls(directory, readonly=readonly, durability=durability, config=settings,
                    clock=clock, partitioner=partitioner)  # fmt: skip
         try:
+            self._spare += [Directory(path) for _ in range(FILES_SPARE)]
+            directory.close_idle = _close_idle_of(weakref.ref(self))
             _refuse_foreign(directory)
             if readonly:
                 self._load_root()
@@ -295,7 +303,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _recover(self, progress: RecoveryProgress | None) -> None:
         wanted = [(topic, number) for topic in self._topics.values() for number in topic._numbers]
-        _make_room_for_files(len(wanted))
+        plenty = _make_room_for_files(len(wanted))
         checked: dict[TopicPartition, tuple[int, int]] = {}
 
         def open_one(topic: Topic, number: int) -> None:
@@ -316,7 +324,8 @@ class Store(Mapping[str, Topic], Closeable):
             if not partition.recovery.clean:
                 self.recovery.partitions[name] = partition.recovery
 
-        _at_once([functools.partial(open_one, topic, number) for topic, number in wanted])
+        tasks = [functools.partial(open_one, topic, number) for topic, number in wanted]
+        _at_once(tasks, threads=RECOVERY_THREADS if plenty else 1)
 
     def _open_partition(
         self, topic: Topic, number: int, *, progress: RecoveryProgress | None = None
@@ -833,7 +842,8 @@ class Store(Mapping[str, Topic], Closeable):
     def sync(self) -> None:
         """Make all records of all partitions durable, and write down that they are."""
         self._writable()
-        _at_once([partition.sync for partition in self._opened_partitions()])
+        tasks = [partition.sync for partition in self._opened_partitions()]
+        _at_once(tasks, threads=RECOVERY_THREADS)
         self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -942,25 +952,82 @@ class Store(Mapping[str, Topic], Closeable):
 
         def close_one(partition: Partition) -> None:
             try:
-                if not (self._readonly or self._forked or partition.failure or partition.closed):
-                    self._checkpoints.note(partition)
-                partition.close()
+                self._close_partition(partition)
             except BaseException as error:  # noqa: BLE001  all are raised at the end
                 errors.append(error)
-            else:
-                self._checkpoints.note_closed(partition)
 
         partitions = self._opened_partitions()
+        plenty = _make_room_for_files(len(partitions))
         for partition in partitions:
             if partition.asleep or self._readonly:  # nothing to wait for
                 close_one(partition)
-        _at_once([functools.partial(close_one, each) for each in partitions if not each.closed])
+        tasks = [functools.partial(close_one, each) for each in partitions if not each.closed]
+        _at_once(tasks, threads=RECOVERY_THREADS if plenty else 1)
         return errors
+
+    def _close_partition(self, partition: Partition) -> None:
+        if not (self._readonly or self._forked or partition.failure or partition.closed):
+            self._checkpoints.note(partition)
+        partition.close()
+        self._checkpoints.note_closed(partition)
+
+    def _close_idle(self) -> bool:
+        """Free some descriptors: close a partition that only its topic refers to.
+
+        The next use of the topic opens the partition again.  Closing needs descriptors itself: for
+        that alone there are spare ones.
+        """
+        if self._forked:
+            return False
+        with self._evicting:  # held across no wait for another thread but the one that closes
+            if self._closed or self._spare_open:
+                if not self._spare:
+                    return False
+                self._spare.pop().close()
+                return True
+            self._spare_open = True
+            try:
+                topics = list(self._topics.values())
+                return any(self._close_idle_of(topic, asleep=True) for topic in topics) or any(
+                    self._close_idle_of(topic, asleep=False) for topic in topics
+                )
+            finally:
+                self._spare_open = False
+                with contextlib.suppress(OSError):
+                    while len(self._spare) < FILES_SPARE:
+                        self._spare.append(Directory(self.path))
+
+    def _close_idle_of(self, topic: Topic, *, asleep: bool) -> bool:
+        # Not waiting: the thread that has the lock may wait for one that this thread has.
+        if not topic._lock.acquire(blocking=False):
+            return False
+        try:
+            for number in list(topic._opened):
+                # Out of the topic first: no other thread can get at it now, only have it already.
+                partition = topic._opened.pop(number)
+                if (
+                    sys.getrefcount(partition) > 2  # ours and the argument's
+                    or partition.asleep != asleep
+                    or partition.failure is not None
+                ):
+                    topic._opened[number] = partition
+                    continue
+                try:
+                    self._close_partition(partition)
+                except (LogStoreError, OSError) as error:
+                    log.warning("%s: closed because descriptors ran out, and not cleanly: %s",
+                                partition.name, str(error))  # fmt: skip
+                return True
+            return False
+        finally:
+            topic._lock.release()
 
     def _drop(self) -> None:
         """Close descriptors; nothing is written."""
         for partition in self._opened_partitions():
             partition.discard()
+        while self._spare:
+            self._spare.pop().close()
         self._directory.close()
         if self._owner is not None:
             self._owner.release()
@@ -1075,31 +1142,43 @@ def _own_settings(config: PartitionConfig | Mapping[str, Any] | None) -> dict[st
     return PartitionConfig.of(config).changed()
 
 
-def _at_once(tasks: Sequence[Callable[[], object]]) -> None:
+def _at_once(tasks: Sequence[Callable[[], object]], *, threads: int) -> None:
     """Run tasks in a few threads; the first error is raised when all have ended."""
-    if len(tasks) < 2 or RECOVERY_THREADS < 2:
+    if len(tasks) < 2 or threads < 2:
         for task in tasks:
             task()
         return
     import concurrent.futures  # not for a store that was closed in order
 
-    with concurrent.futures.ThreadPoolExecutor(RECOVERY_THREADS, "logstore") as threads:
-        futures = [threads.submit(task) for task in tasks]
+    with concurrent.futures.ThreadPoolExecutor(threads, "logstore") as pool:
+        futures = [pool.submit(task) for task in tasks]
     for future in futures:
         future.result()
 
 
-def _make_room_for_files(partitions: int) -> None:
-    """Raise the soft limit of open files towards the hard one, if so many partitions need it."""
+def _make_room_for_files(partitions: int) -> bool:
+    """Raise the soft limit of open files towards the hard one, if so many partitions need it.
+
+    False when even the hard limit is too low.
+    """
     wanted = partitions * FILES_PER_PARTITION + FILES_RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or wanted <= soft:
-        return
+        return True
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if allowed > soft:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
             log.info("raised the limit of open files from %d to %d", soft, allowed)
+    return allowed >= wanted
+
+
+def _close_idle_of(store: weakref.ref[Store]) -> Callable[[], bool]:
+    def close_idle() -> bool:
+        held = store()
+        return held is not None and held._close_idle()
+
+    return close_idle
 
 
 def _after_fork_in_child() -> None:

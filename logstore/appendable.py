@@ -213,12 +213,18 @@ class AppendableLog(WritableLog):
                 self._fail(error)
             raise  # else it was written and then cut off by someone: the log is sound
         except DiskFullError as error:
+            writer = None  # see _explain_full
             self._explain_full(error, batches._size_bytes)
             raise
         return first
 
     def _explain_full(self, error: DiskFullError, needed_bytes: int) -> None:
         """Tell how full the disk is, and what could be freed.  Not under the lock."""
+        import traceback  # for an error alone
+
+        # A caller that keeps the error keeps its frames.  A segment's writer in one of them would
+        # keep the file open, and the blocks on the disk, when the segment is deleted.
+        traceback.clear_frames(error.__traceback__)
         if error.remedy:
             return
         error.needed_bytes = needed_bytes

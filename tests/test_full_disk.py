@@ -7,6 +7,7 @@ without a free block, and once there is space the same handle writes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import logstore
 from logstore import Compactor, DiskFullError, Partition, PartitionConfig, Producer, Store
 from logstore.reserve import RESERVE_NAME, free_bytes
+from logstore.testing import Fault, inject_io
 
 MiB = 1 << 20
 
@@ -257,6 +259,28 @@ def test_a_deleted_segment_gives_its_blocks_back_at_once(tmp_path: Path) -> None
     ) as log:
         for _ in range(4):
             log.append(bytes(3000))
+            log.roll()
+        log.trim(log.end_offset)
+        held = []
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                held.append(os.readlink(link))
+    assert [path for path in held if str(tmp_path) in path and "(deleted)" in path] == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_an_error_that_is_kept_holds_no_file_of_a_deleted_segment(tmp_path: Path) -> None:
+    """Its traceback has the frames of the append: what they refer to lives as long as it does."""
+    kept: list[DiskFullError] = []
+    with Partition.open(
+        tmp_path / "t-0", config=PartitionConfig(segment_bytes=4096), durability="os"
+    ) as log:
+        for size in (3000, 10):  # the second fails with and without a roll before it
+            log.append(bytes(3000))
+            full = Fault.fail(errno.ENOSPC, "pwrite", "*.log", forever=True)
+            with inject_io(full), pytest.raises(DiskFullError) as raised:
+                log.append(bytes(size))
+            kept.append(raised.value)
             log.roll()
         log.trim(log.end_offset)
         held = []

@@ -276,7 +276,7 @@ class Directory(_native.OpenDirectory):
         with self as fd:
             regular, _, size, _, _ = _native.stat(fd, name)
         if not regular:
-            self.open(name).close()  # raises, with the type in the message
+            raise NotALogError(f"{self.path / name} is not a regular file")
         return size
 
     def times_ns(self, name: str = "") -> tuple[int, int]:

@@ -313,9 +313,7 @@ class Directory(_native.OpenDirectory):
 
         def act() -> _native.File:
             with self as fd:
-                return _native.File(
-                    fd, name, path, write=write, create=create, exclusive=exclusive
-                )
+                return _native.File(fd, name, path, write=write, create=create, exclusive=exclusive)
 
         try:
             return self._with_descriptor(act)

@@ -266,9 +266,7 @@ class Segment:
         added = TransactionIndex(self.base_offset, index.entries)
         added.append(aborted)
         # The marker is in the log: a full disk must not keep the entry out of the file.
-        self._directory.with_room(
-            lambda: self._append_aborted(added.entries[position:], position)
-        )
+        self._directory.with_room(lambda: self._append_aborted(added.entries[position:], position))
         self._transactions = added
 
     def _append_aborted(self, entries: bytes, position: int) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from logstore import (
+    Compactor,
     CorruptLogError,
     Partition,
     PartitionConfig,
     ProblemKind,
     _native,
     codecs,
-    Compactor,
     repair,
 )
 from logstore.batch import EndMarker
@@ -87,9 +87,7 @@ def test_check_finds_and_repair_cuts_a_forged_control_batch(tmp_path: Path) -> N
     with Partition.open(path, config=config) as log:
         log.roll()
         problems = log.check(on_corrupt="report")
-        assert [(p.kind, p.offsets) for p in problems] == [
-            (ProblemKind.DAMAGED_BATCH, range(1, 3))
-        ]
+        assert [(p.kind, p.offsets) for p in problems] == [(ProblemKind.DAMAGED_BATCH, range(1, 3))]
         with pytest.raises(CorruptLogError):
             list(log)
         assert [r.offset for r in log.scan(on_corrupt="skip")] == [0, 3]

@@ -288,7 +288,7 @@ def test_a_failed_write_of_the_durable_mark_leaves_the_old_one(make_log: MakeLog
         for error in (errno.ENOSPC, errno.EIO):
             with (
                 inject_io(Fault.fail(error, "pwrite", "*/logstore.durable")),
-                pytest.raises(OSError, match="logstore.durable"),
+                pytest.raises(OSError, match=r"logstore\.durable"),
             ):
                 mark.write(0)
             assert DurableMark.read(log.directory) == 1

@@ -260,10 +260,11 @@ class Timers(Closeable):
         with self._lock:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_run, args=(weakref.ref(self),), name=self._name, daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread  # not before: an interrupt may keep it from starting
 
     @property
     def running(self) -> bool:

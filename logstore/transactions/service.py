@@ -45,6 +45,7 @@ from logstore.transactions.state import (
     decode_key,
     encode_key,
 )
+from logstore.waking import Notice
 
 __all__ = ["TransactionDescription", "Transactions"]
 
@@ -90,7 +91,7 @@ class Transactions(Closeable):
         self._store = store
         self._clock: Clock = store.clock or SystemClock()
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Notice()  # of what is under way
         self._machine = TransactionCoordinator()
         self._timers = Timers(store.clock, name="logstore transactions")
         self._time_outs: dict[str, Timeout] = {}
@@ -173,24 +174,26 @@ class Transactions(Closeable):
                     look()
                 raise
             with self._lock:
+                self._changed.wake()
                 following = self._machine.done(effect, self._clock.time_ms())
                 look()
                 if isinstance(effect, Append):
                     self._appended(effect)
                 if following is None:
                     self._drivers.pop(effect.transactional_id, None)
-                    self._changed.notify_all()
             effect = following
 
     def _failed(self, effect: Effect) -> None:
         """An effect was not carried out, or nobody can tell; under the lock."""
+        self._changed.wake()
         self._machine.failed(effect)
-        self._changed.notify_all()
         self._read_again(effect)
         self._drivers.pop(effect.transactional_id, None)  # last: until then an interrupt finds us
 
     @contextlib.contextmanager
-    def _driving(self, transactional_id: str) -> Iterator[None]:
+    def _driving(
+        self, transactional_id: str, look: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Around a request and what follows from it: an interrupt leaves nothing under way.
 
         It may come at any instruction, also between the machine's answer and the first step.
@@ -203,6 +206,7 @@ class Transactions(Closeable):
                 ours = self._drivers.get(transactional_id) == threading.get_ident()
                 if effect is not None and ours:
                     self._failed(effect)
+                    look()
             raise
 
     def _appended(self, effect: Append) -> None:
@@ -273,24 +277,28 @@ class Transactions(Closeable):
         elif found.encode() == effect.metadata.encode():
             self._machine.replay(name, effect.metadata)  # it is in the log after all
 
-    def _settled(self, transactional_id: str) -> None:
-        """Wait while an effect is under way; go on with markers that nobody writes.
+    def _when_settled(
+        self, transactional_id: str, request: Callable[[], Effect | None]
+    ) -> Effect | None:
+        """Call `request` under the lock, and return what it returns.
 
-        Called with the lock held, once; returns with it held.
+        Before that, wait while an effect is under way; write markers that no thread writes.
         """
         while True:
-            while self._machine.is_under_way(transactional_id):
-                self._changed.wait()
-            known = self._machine.get(transactional_id)
-            if known is None or not known.state.is_prepared:
-                return
-            self._drivers[transactional_id] = threading.get_ident()
-            effect = self._machine.resume(transactional_id)
-            self._lock.release()
-            try:
+            gate = effect = None
+            with self._lock:
+                if self._machine.is_under_way(transactional_id):
+                    gate = self._changed.gate()
+                else:
+                    self._drivers[transactional_id] = threading.get_ident()
+                    known = self._machine.get(transactional_id)
+                    if known is None or not known.state.is_prepared:
+                        return request()
+                    effect = self._machine.resume(transactional_id)
+            if gate is not None:
+                gate.wait()
+            else:
                 self._drive(effect)
-            finally:
-                self._lock.acquire()
 
     def _ask(
         self,
@@ -299,17 +307,22 @@ class Transactions(Closeable):
         look: Callable[[], None] = lambda: None,
     ) -> None:
         """Have the machine answer a request, and carry out what it says."""
-        with self._driving(transactional_id):
-            with self._lock:
-                if self._closing:
-                    raise ClosedError(f"the store {self._store.path} is closed")
-                unreadable = self.unreadable.get(self._number_of(transactional_id))
-                if unreadable is not None:
-                    raise unreadable
-                self._settled(transactional_id)
-                self._drivers[transactional_id] = threading.get_ident()
-                effect = request(self._clock.time_ms())
-            self._drive(effect, look)
+
+        def ask() -> Effect | None:
+            self._check_answers(transactional_id)
+            return request(self._clock.time_ms())
+
+        with self._driving(transactional_id, look):
+            self._check_answers(transactional_id)
+            self._drive(self._when_settled(transactional_id, ask), look)
+
+    def _check_answers(self, transactional_id: str) -> None:
+        """Raise if nothing can be asked about an id."""
+        if self._closing:
+            raise ClosedError(f"the store {self._store.path} is closed")
+        unreadable = self.unreadable.get(self._number_of(transactional_id))
+        if unreadable is not None:
+            raise unreadable
 
     # ---- for producers ----
 
@@ -458,16 +471,16 @@ class Transactions(Closeable):
         return tuple(sorted(names))
 
     def _finish(self, transactional_id: str) -> None:
+
+        def abort() -> Effect | None:
+            known = self._machine.get(transactional_id)
+            if known is None or known.state is not TransactionState.ONGOING:
+                return None
+            return self._machine.abort(transactional_id, self._clock.time_ms())
+
         try:
             with self._driving(transactional_id):
-                with self._lock:
-                    self._settled(transactional_id)
-                    known = self._machine.get(transactional_id)
-                    if known is None or known.state is not TransactionState.ONGOING:
-                        return
-                    self._drivers[transactional_id] = threading.get_ident()
-                    effect = self._machine.abort(transactional_id, self._clock.time_ms())
-                self._drive(effect)
+                self._drive(self._when_settled(transactional_id, abort))
         except ConcurrentTransactionsError:
             return  # someone else ends it
 

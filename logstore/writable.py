@@ -305,6 +305,7 @@ class WritableLog(ReadableLog):
         assert old.writer is not None
         if old.base_offset == base_offset:
             raise InvalidRecordError(f"the segment at {base_offset} is empty and cannot be rolled")
+        self._view.producers.settle_written(old.writer.next_offset, old)
         # Nobody may append meanwhile, not even a signal handler of this thread.
         writer, self._writer = self._writer, None
         try:

@@ -54,10 +54,11 @@ from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store import Store
 from logstore.topic import Position, Topic, partition_number
 from logstore.transactions.dedupe import HEADER, DedupeWindows
-from logstore.transactions.delivery import Delivery, holding
+from logstore.transactions.delivery import Delivery, answering
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
 from logstore.transactions.transaction import Transaction
+from logstore.waking import Wake
 
 __all__ = ["Producer"]
 
@@ -165,7 +166,7 @@ class Producer(_native.Sender, Closeable):
         self._making = threading.RLock()  # of routes, lanes and the thread
         self._failures: list[BaseException] = []  # since the last flush
         self._stuck_since: float | None = None  # the disk is full
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._thread: threading.Thread | None = None
         self._hurried = False
         self._delivery = Delivery
@@ -300,6 +301,7 @@ class Producer(_native.Sender, Closeable):
             self._look_at_buffer()
         return cast(Delivery, self._put(lane, value, key, headers, timestamp))
 
+    @answering
     def _put_once(self, dedupe_id: str | bytes, route: _Route, value: Any, key: Any,
                   headers: _Headers, timestamp: Any, partition: int | None,
                   ) -> Delivery:  # fmt: skip
@@ -308,7 +310,7 @@ class Producer(_native.Sender, Closeable):
             raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
         windows = DedupeWindows.of(self._store)
         window = windows.window(route.topic, *self._dedupe)
-        with holding(window.lock):
+        with window.lock:
             now = windows.now_ms()
             known = window.find(name, now, self._transaction)
             if known is not None:
@@ -467,15 +469,17 @@ class Producer(_native.Sender, Closeable):
             with self._making:
                 _busy.add(self)
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         target=_run,
                         args=(weakref.ref(self, _waking(self._wake)), self._wake, self._linger),
                         name="logstore producer",
                         daemon=True,
                     )
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread  # not before: an interrupt may keep it from starting
+                # First: after an interrupt between these two, the next call does it again.
+                self._wake.set()
                 self._idle = False
-            self._wake.set()
 
     def _write_lingering(self) -> bool:
         """One round of the thread; whether anything is left to look after."""
@@ -489,9 +493,10 @@ class Producer(_native.Sender, Closeable):
                 self._stuck(lane, error)
         if not full:  # a lane with nothing to write says nothing about the disk
             self._stuck_since = None
-        if self.fsync:
-            for lane in self._lanes():
+        for lane in self._lanes():
+            if self.fsync:
                 lane.sync()
+            lane.settle_interrupted()
         self._went_round()
         if any(lane.unsettled for lane in self._lanes()):
             return True
@@ -816,12 +821,11 @@ def _serialized(serialize: Serializer, given: Any, part: str, topic: str) -> byt
     return made
 
 
-def _run(producer: weakref.ref[Producer], wake: threading.Event, linger: float) -> None:
+def _run(producer: weakref.ref[Producer], wake: Wake, linger: float) -> None:
     """The thread: every `linger` seconds while something is on its way, then asleep."""
     busy = False
     while True:
         woken = wake.wait(linger if busy else None)
-        wake.clear()
         held = producer()
         if held is None or held._closed:
             return
@@ -832,7 +836,7 @@ def _run(producer: weakref.ref[Producer], wake: threading.Event, linger: float) 
         del held
 
 
-def _waking(wake: threading.Event) -> Callable[[object], None]:
+def _waking(wake: Wake) -> Callable[[object], None]:
     """Lets the thread end when its producer is gone."""
     return lambda _: wake.set()
 

@@ -263,8 +263,7 @@ class _Explorer(Generic[T]):
         except _HangError as hang:
             return InterruptViolation(number, where, "hang", str(hang))
         except BaseException as error:  # noqa: BLE001  whatever it is, it must not be
-            text = "".join(traceback.format_exception(error))
-            return InterruptViolation(number, where, kind, text)
+            return InterruptViolation(number, where, kind, _text(error))
         return None
 
     def _bounded(self, run: Callable[[str], None]) -> None:
@@ -288,6 +287,14 @@ class _Explorer(Generic[T]):
         shutil.rmtree(directory, ignore_errors=True)
         if raised:
             raise raised.pop()
+
+
+def _text(error: BaseException) -> str:
+    """The exception with its traceback below this file."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename == __file__:
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at, chain=False))
 
 
 class _HangError(Exception):

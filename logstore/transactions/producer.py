@@ -190,6 +190,9 @@ class Producer(_native.Sender, Closeable):
         """Whether bytes may go straight into a batch."""
         if self._transactional_id is not None and self._transaction is None:
             return False
+        return self._takes_bytes()
+
+    def _takes_bytes(self) -> bool:
         chain = self._interceptors
         return not (
             self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
@@ -547,18 +550,33 @@ class Producer(_native.Sender, Closeable):
         if self._transactional_id is None:
             raise ConfigError("transactions need a name: Producer(store, 'my-transactional-id')")
         if self._transaction is not None:
-            raise TransactionStateError("a transaction is open: commit or abort it first")
+            self._replace_unused(self._transaction)
         if self._fenced is not None:
             raise self._fenced
+        # An interrupt may have stopped the abort of the last transaction.
+        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         if self._stale:
             with self._noticing_fences():
                 self._renew()
         self._failures.clear()
         for lane in self._lanes():
             lane.begin()
-        self._transaction = Transaction(self)
-        self._quick = self._is_plain()
-        return self._transaction
+        made = Transaction(self)
+        quick = self._takes_bytes()
+        # Last: an interrupt before these lines begins no transaction.
+        self._transaction, self._quick = made, quick
+        return made
+
+    def _replace_unused(self, transaction: Transaction) -> None:
+        """An interrupt may have come between `transaction` and its with block."""
+        if (
+            transaction.entered
+            or transaction.enlisted
+            or any(lane.unsettled for lane in self._lanes())
+        ):
+            raise TransactionStateError("a transaction is open: commit or abort it first")
+        transaction.end("replaced by another before it was used")
+        self._transaction = None
 
     def _renew(self) -> None:
         """After an abort that was not ours: the next epoch, unless another producer has it."""
@@ -594,8 +612,7 @@ class Producer(_native.Sender, Closeable):
         except BaseException as error:
             self._give_up(transaction, error)
             raise
-        transaction.end("committed")
-        self._transaction = None
+        self._end_as(transaction, "committed")
 
     def _commit_written(self, transaction: Transaction) -> None:
         if not transaction.enlisted:
@@ -639,15 +656,22 @@ class Producer(_native.Sender, Closeable):
         """For Transaction."""
         self._check_mine(transaction)
         self._quick = False
-        self._transaction = None
-        transaction.end("aborted")
+        told = bool(transaction.enlisted) and self._fenced is None
+        # After an interrupt from here on, `transaction` finishes the abort.
+        self._stale = self._stale or told
+        self._end_as(transaction, "aborted")
         self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         self._failures.clear()  # of records that are aborted now
-        if transaction.enlisted and self._fenced is None:
+        if told:
             name = cast(str, self._transactional_id)
             with self._noticing_fences():
                 self.identity = self._transactions.end(name, self.identity, commit=False)
             self._stale = False
+
+    def _end_as(self, transaction: Transaction, how: str) -> None:
+        # In one step: an interrupt finds it open, or over.
+        transaction.over, self._transaction = how, None
+        transaction.end(how)
 
     def commit_offsets_in(
         self, transaction: Transaction, offsets: object, group_id: str | None

@@ -1,4 +1,4 @@
-"""Gate, Wake, Notice: threads that wait for each other, and Ctrl-C in the middle of it.
+"""Gate, Wake, Notice, uninterrupted: threads that wait for each other, and Ctrl-C meanwhile.
 
 `threading.Event` and `threading.Condition` are Python code around a lock.  An interrupt inside of
 them leaves the lock taken, and the next call waits for ever.  Here each change is one call of a
@@ -11,9 +11,21 @@ code that uses them, depend on that.  `logstore.testing.explore_interrupts` show
 
 from __future__ import annotations
 
+import _thread
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["Gate", "Notice", "Wake"]
+__all__ = ["Gate", "Notice", "Wake", "uninterrupted"]
+
+T = TypeVar("T")
+
+
+class _Shield(threading.local):
+    up = False  # this thread runs for `uninterrupted`
+
+
+_shield = _Shield()
 
 
 class Gate:
@@ -29,7 +41,7 @@ class Gate:
     def open(self) -> None:
         """Let all threads pass.  Opening twice is harmless."""
         self.opened = True
-        try:
+        try:  # noqa: SIM105  contextlib.suppress is Python code, and can be interrupted
             self.lock.release()
         except RuntimeError:
             pass  # open already
@@ -42,7 +54,7 @@ class Gate:
             finally:
                 # The lock was taken by the thread that passes: release it for the next one.
                 if self.opened:
-                    try:
+                    try:  # type: ignore[unreachable]  # noqa: SIM105
                         self.lock.release()
                     except RuntimeError:
                         pass  # another thread did
@@ -60,7 +72,7 @@ class Wake:
 
     def set(self) -> None:
         """Wake the thread that waits, or will."""
-        try:
+        try:  # noqa: SIM105
             self._lock.release()
         except RuntimeError:
             pass  # set already
@@ -96,6 +108,45 @@ class Notice:
         gate = self._gate
         if gate is not None:
             gate.open()
+
+
+def uninterrupted(act: Callable[[], T]) -> T:
+    """Call `act` in a thread that no signal interrupts; return what it returns, or raise it.
+
+    An interrupt of the thread that waits does not stop `act`: it is raised when `act` has ended; a
+    second one at once.  Not with a lock held that `act` takes.  Also for `Thread.start`, which
+    waits for an Event.
+    """
+    if _shield.up:
+        return act()
+    done = Gate()
+    returned: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        _shield.up = True
+        try:
+            returned.append(act())
+        except BaseException as error:  # noqa: BLE001  raised by the thread that waits
+            raised.append(error)
+        finally:
+            done.open()
+
+    started = False
+    try:
+        # Unlike Thread.start, one step for a signal handler.
+        started = _thread.start_new_thread(run, ()) != 0
+        done.wait()
+    except RuntimeError:  # the interpreter ends
+        if started:
+            raise
+        return act()
+    except KeyboardInterrupt:
+        done.wait()
+        raise
+    if raised:
+        raise raised[0]
+    return returned[0]
 
 
 def _seconds(timeout: float | None) -> float:

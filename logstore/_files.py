@@ -466,7 +466,7 @@ class DirectoryLock:
         """
         self._root = None
         ours = self._pid == os.getpid()
-        # A file is removed from the list when it is closed: after an interrupt the next call goes on.
+        # A file leaves the list when it is closed: after an interrupt the next call goes on.
         while self._files:
             file = self._files[0]
             if ours and not file.closed:

@@ -31,7 +31,7 @@ from logstore.errors import ClosedError, UnknownTopicError
 from logstore.partition import Partition
 from logstore.store import Store
 from logstore.topic import Topic
-from logstore.waking import Gate
+from logstore.waking import Gate, uninterrupted
 
 __all__ = ["Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"]
 
@@ -269,8 +269,8 @@ class Maintenance:
                 target=_run, args=(weakref.ref(self), self._stopped),
                 name="logstore maintenance", daemon=True,
             )  # fmt: skip
-            thread.start()
-            self._thread = thread  # not before: an interrupt may keep it from starting
+            uninterrupted(thread.start)
+            self._thread = thread
         return self
 
     def stop(self) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
+from logstore.waking import uninterrupted
 
 __all__ = ["DelayedOperation", "Purgatory", "Timeout", "Timers", "TimingWheel"]
 
@@ -263,8 +264,8 @@ class Timers(Closeable):
             thread = threading.Thread(
                 target=_run, args=(weakref.ref(self),), name=self._name, daemon=True
             )
-            thread.start()
-            self._thread = thread  # not before: an interrupt may keep it from starting
+            uninterrupted(thread.start)
+            self._thread = thread
 
     @property
     def running(self) -> bool:

@@ -102,7 +102,8 @@ class WritableLog(ReadableLog):
         view = self._view
         if isinstance(view, BesideWriter):
             return view.durable_offset
-        return self._stable.commit.durable_offset
+        # What was trimmed is gone for good, also where an interrupt kept `raise_to` from noting it.
+        return max(self._stable.commit.durable_offset, view.start_offset)
 
     # ---- beginning and ending ----
 

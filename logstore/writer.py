@@ -21,7 +21,7 @@ from logstore import _native, codecs
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
-from logstore.waking import Gate
+from logstore.waking import Gate, uninterrupted
 
 __all__ = ["Writer", "builder_settings", "codec_number"]
 
@@ -132,12 +132,13 @@ class Writer(_native.Builder, Closeable):
         self._ended = Gate()
         self._closed = False
         if linger is not None:
-            threading.Thread(
+            thread = threading.Thread(
                 target=_hand_over_lingering,
                 args=(weakref.ref(self), self._ended, linger / 2),
                 name=f"{target.name} writer",
                 daemon=True,
-            ).start()
+            )
+            uninterrupted(thread.start)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.pending} pending"
@@ -231,9 +232,7 @@ class Writer(_native.Builder, Closeable):
         return self._hand_overs
 
 
-def _hand_over_lingering(
-    writer: weakref.ref[Writer], ended: Gate, interval: float
-) -> None:
+def _hand_over_lingering(writer: weakref.ref[Writer], ended: Gate, interval: float) -> None:
     """The linger thread: looks twice per linger time, and holds no writer alive meanwhile."""
     seen = -1
     while not ended.wait(interval):

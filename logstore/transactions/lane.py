@@ -212,7 +212,7 @@ class Lane(_native.Builder):
                 del self._unsettled[0]
 
     def settle_interrupted(self) -> None:
-        """Answer what an interrupt kept from being answered, in a thread that is not interrupted."""
+        """Answer what an interrupt kept from being answered.  For the thread of the producer."""
         if self._unsettled and not self.owner.fsync:
             self.settle()
         self.callbacks.call()

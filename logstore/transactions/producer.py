@@ -58,7 +58,7 @@ from logstore.transactions.delivery import Delivery, answering
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
 from logstore.transactions.transaction import Transaction
-from logstore.waking import Wake
+from logstore.waking import Wake, uninterrupted
 
 __all__ = ["Producer"]
 
@@ -478,8 +478,8 @@ class Producer(_native.Sender, Closeable):
                         name="logstore producer",
                         daemon=True,
                     )
-                    thread.start()
-                    self._thread = thread  # not before: an interrupt may keep it from starting
+                    uninterrupted(thread.start)
+                    self._thread = thread
                 # First: after an interrupt between these two, the next call does it again.
                 self._wake.set()
                 self._idle = False
@@ -612,7 +612,9 @@ class Producer(_native.Sender, Closeable):
         except BaseException as error:
             self._give_up(transaction, error)
             raise
-        self._end_as(transaction, "committed")
+        # In one step, and no call before it: an interrupt finds the transaction open, or over.
+        transaction.over, self._transaction = "committed", None
+        transaction.end("committed")
 
     def _commit_written(self, transaction: Transaction) -> None:
         if not transaction.enlisted:
@@ -659,7 +661,8 @@ class Producer(_native.Sender, Closeable):
         told = bool(transaction.enlisted) and self._fenced is None
         # After an interrupt from here on, `transaction` finishes the abort.
         self._stale = self._stale or told
-        self._end_as(transaction, "aborted")
+        transaction.over, self._transaction = "aborted", None
+        transaction.end("aborted")
         self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         self._failures.clear()  # of records that are aborted now
         if told:
@@ -667,11 +670,6 @@ class Producer(_native.Sender, Closeable):
             with self._noticing_fences():
                 self.identity = self._transactions.end(name, self.identity, commit=False)
             self._stale = False
-
-    def _end_as(self, transaction: Transaction, how: str) -> None:
-        # In one step: an interrupt finds it open, or over.
-        transaction.over, self._transaction = how, None
-        transaction.end(how)
 
     def commit_offsets_in(
         self, transaction: Transaction, offsets: object, group_id: str | None

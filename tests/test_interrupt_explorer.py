@@ -10,6 +10,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from logstore import (
 from logstore.testing import check_invariants, explore_interrupts
 
 SAMPLE = 60
+CODE = (str(Path(logstore.__file__).parent), str(Path(threading.__file__).parent))
 CONFIG = {"segment.bytes": 1024}
 
 
@@ -378,7 +380,7 @@ def check_fence(this: World, error: BaseException | None) -> None:
 
 def poll(this: World) -> None:
     assert this.consumer is not None
-    this.seen |= poll_all(this.consumer)
+    poll_all(this.consumer, this.seen)
 
 
 def poll_and_commit(this: World) -> None:
@@ -390,27 +392,26 @@ def poll_and_commit(this: World) -> None:
 def check_group(this: World, error: BaseException | None) -> None:
     """The group goes on where it was: everything is read by it, in the end."""
     assert this.consumer is not None
-    seen = this.seen
     if not this.consumer.closed:
-        seen |= poll_all(this.consumer)
+        poll_all(this.consumer, this.seen)
         this.consumer.commit()
     this.consumer.close()
     with Consumer(this.store, "orders", group_id="readers") as other:
-        seen |= poll_all(other, 0 if seen else 1)
-    assert seen == {*values(this.store)}
+        poll_all(other, this.seen)
+    assert this.seen == {*values(this.store)}
     this.consumer = None
     check_world(this, error)
 
 
-def poll_all(consumer: Consumer, at_least: int = 0) -> set[bytes | None]:
-    """What is polled until nothing comes any more."""
-    found: set[bytes | None] = set()
+def poll_all(consumer: Consumer, seen: set[bytes | None]) -> None:
+    """Poll until nothing comes any more."""
     for _ in range(100):
-        polled = {record.value for record in consumer.poll(timeout=0.02)}
-        if not polled and consumer.assignment and len(found) >= at_least:
+        polled = consumer.poll(timeout=0.02)
+        seen.update(record.value for record in polled)
+        if not polled and len(consumer.assignment()) == 2:
             break
-        found |= polled
-    return found
+    else:
+        raise AssertionError(f"it is assigned {consumer.assignment()} only")
 
 
 def open_again(this: World) -> None:
@@ -488,7 +489,7 @@ QUIET = pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("name", ON_A_LOG)
 def test_a_log_goes_on_after_an_interrupt_anywhere(name: str, limit: int | None) -> None:
     operate, check = ON_A_LOG[name]
-    result = explore_interrupts(filled, operate, check, limit=limit)
+    result = explore_interrupts(filled, operate, check, limit=limit, only=CODE)
     assert not result.violations, result
     assert result.tried > 5
 
@@ -498,6 +499,6 @@ def test_a_log_goes_on_after_an_interrupt_anywhere(name: str, limit: int | None)
 @pytest.mark.parametrize("name", ON_A_STORE)
 def test_a_store_goes_on_after_an_interrupt_anywhere(name: str, limit: int | None) -> None:
     prepare, operate, check = ON_A_STORE[name]
-    result = explore_interrupts(prepare, operate, check, limit=limit)
+    result = explore_interrupts(prepare, operate, check, limit=limit, only=CODE)
     assert not result.violations, result
-    assert result.tried > 5
+    assert result.tried > 5 or name == "send"  # one call of C code

@@ -26,7 +26,7 @@ from logstore import (
 )
 from logstore.testing import check_invariants, explore_interrupts
 
-SAMPLE = 60
+SAMPLE = 30
 CODE = (str(Path(logstore.__file__).parent), str(Path(threading.__file__).parent))
 CONFIG = {"segment.bytes": 1024}
 

@@ -525,16 +525,18 @@ class DirectoryLock:
         the lock next is not taken for us until it has written its own.
         """
         self._root = None
-        # Held by this frame alone: what an interrupt keeps from its turn is closed with it.
-        files, self._files = self._files, []
         ours = self._pid == os.getpid()
-        if ours and self._named and files:
-            with contextlib.suppress(OSError):
-                files[0].truncate(0)
-        for file in files:
-            if ours:
+        # A file leaves the list when it is closed: after an interrupt the next call goes on.
+        while self._files:
+            file = self._files[0]
+            if ours and not file.closed:
+                if self._named:
+                    with contextlib.suppress(OSError):
+                        file.truncate(0)
+                self._named = False  # the others are of the parent
                 _give_lock_back(file.fileno())
             file.close()
+            del self._files[0]
 
     def __del__(self) -> None:
         if hasattr(self, "_files"):  # an interrupt may come before it is set

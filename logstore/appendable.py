@@ -470,9 +470,9 @@ class AppendableLog(WritableLog):
         offsets = range(headers[0][0].base_offset, headers[-1][0].next_offset)
         now = -1 if self._ask_time is None else self._ask_time()
         writer = cast(_native.SegmentWriter, self._writer)
-        self._view.producers.begin(admission, offsets.stop)
-        tried.append(offsets)
         try:
+            self._view.producers.begin(admission, offsets.stop)
+            tried.append(offsets)
             if not writer.append_raw(data, now):
                 self._roll_before(offsets.start)
                 writer = cast(_native.SegmentWriter, self._writer)
@@ -497,11 +497,13 @@ class AppendableLog(WritableLog):
         sequence: int,
         transactional: bool = False,
         origin: Origin = "leader",
+        tried: list[int] | None = None,
     ) -> AppendedBatches:
         """Append the batches of a builder as a producer's, with sequences from `sequence` on.
 
         For Producer.  Not waited for: see `make_durable`.  The same batches again are answered with
-        the offsets they have; an empty builder afterwards means that they are in the log.
+        the offsets they have; an empty builder afterwards means that they are in the log, from
+        ``tried[0]`` on, also after an interrupt.
         """
         batches._seal()
         records = batches._records
@@ -519,10 +521,14 @@ class AppendableLog(WritableLog):
             admission = self._view.producers.admit(headers, origin)
             if admission.duplicate is not None:
                 start = admission.duplicate.offsets.start
+                if tried is not None:
+                    tried[0] = start
                 batches._drop()
                 return AppendedBatches(range(start, start + records), -1, True)
-            self._view.producers.begin(admission, offsets.stop)
+            if tried is not None:
+                tried[0] = first
             try:
+                self._view.producers.begin(admission, offsets.stop)
                 self._write_locked(batches)
             except KeyboardInterrupt as interrupt:
                 if batches._records == 0 < records:
@@ -606,11 +612,13 @@ class AppendableLog(WritableLog):
         """Have a writer that was made elsewhere closed with the log, as its own are."""
         self._writers.add(writer)
 
-    def write_batches(self, batches: _native.Builder) -> range:
-        """Append the batches of a builder; for Writer."""
+    def write_batches(self, batches: _native.Builder, tried: list[int] | None = None) -> range:
+        """Append the batches of a builder; for Writer.  `tried`: as of `write_produced`."""
         batches._seal()
         try:
             with self._view.lock:
+                if tried is not None:
+                    tried[0] = self._next_offset()
                 return self._write_locked(batches)
         except DiskFullError as error:
             self._explain_full(error, batches._size_bytes)

@@ -209,6 +209,11 @@ class TransactionIndex(_Entries[AbortedTransaction]):
         """The number of the first entry whose marker is at or above `offset`.  O(log n)."""
         return bisect.bisect_left(self, offset, key=lambda entry: entry.last_offset)
 
+    def find(self, last_offset: int) -> AbortedTransaction | None:
+        """The transaction whose marker is at an offset.  O(log n)."""
+        at = self._first_ending_at(last_offset)
+        return self[at] if at < len(self) and self[at].last_offset == last_offset else None
+
     def collect(self, start: int, stop: int) -> tuple[list[AbortedTransaction], bool]:
         """Those with data or a marker in [start, stop), and whether later segments have no more."""
         found = []

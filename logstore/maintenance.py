@@ -31,6 +31,7 @@ from logstore.errors import ClosedError, UnknownTopicError
 from logstore.partition import Partition
 from logstore.store import Store
 from logstore.topic import Topic
+from logstore.waking import Gate, uninterrupted
 
 __all__ = ["Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"]
 
@@ -123,7 +124,7 @@ class Maintenance:
         self._durable_at: weakref.WeakKeyDictionary[Partition, float]
         self._durable_at = weakref.WeakKeyDictionary()
         self._round = threading.Lock()
-        self._wake = threading.Event()
+        self._stopped = Gate()
         self._thread: threading.Thread | None = None
         self._faults: collections.deque[MaintenanceFault]
         self._faults = collections.deque(maxlen=ERRORS_KEPT)
@@ -263,17 +264,18 @@ class Maintenance:
     def start(self) -> Self:
         """Run rounds in a thread until `stop`.  Starting twice is harmless."""
         if self._thread is None or not self._thread.is_alive():
-            self._wake.clear()
-            self._thread = threading.Thread(
-                target=_run, args=(weakref.ref(self), self._wake), name="logstore maintenance",
-                daemon=True,
+            self._stopped = Gate()
+            thread = threading.Thread(
+                target=_run, args=(weakref.ref(self), self._stopped),
+                name="logstore maintenance", daemon=True,
             )  # fmt: skip
-            self._thread.start()
+            uninterrupted(thread.start)
+            self._thread = thread
         return self
 
     def stop(self) -> None:
         """End the thread, after the act it is in.  Stopping twice is harmless."""
-        self._wake.set()
+        self._stopped.open()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -315,9 +317,9 @@ class Maintenance:
         return f"<Maintenance of {what}{' running' if self.running else ''}>"
 
 
-def _run(maintenance: weakref.ref[Maintenance], wake: threading.Event) -> None:
+def _run(maintenance: weakref.ref[Maintenance], stopped: Gate) -> None:
     """The thread.  It keeps nothing alive while it sleeps: what is dropped is dropped."""
-    while not wake.is_set():
+    while not stopped.opened:
         this = maintenance()
         if this is None or this._is_over():
             return
@@ -326,7 +328,7 @@ def _run(maintenance: weakref.ref[Maintenance], wake: threading.Event) -> None:
         seconds = this._sleep_seconds()
         del this
         # At most half of the time is spent on maintenance, however much there is to do.
-        wake.wait(max(seconds, min(time.monotonic() - began, 1.0)))
+        stopped.wait(max(seconds, min(time.monotonic() - began, 1.0)))
 
 
 def _enforce(partition: Partition, now: int | datetime.datetime | None) -> str:

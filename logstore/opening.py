@@ -44,14 +44,14 @@ def open(
                        config=config, clock=clock, partitioner=partitioner,
                        progress=progress, reserve_bytes=reserve_bytes,
                        allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
-    store.verify_transaction = _verify_transaction
-    foreign = store._left.foreign
-    if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
-        try:
+    try:
+        store.verify_transaction = _verify_transaction
+        foreign = store._left.foreign
+        if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
             _finish_transactions(store, abort_ongoing=not foreign)
-        except BaseException:
-            store.close()
-            raise
+    except BaseException:
+        store.close()
+        raise
     return store
 
 

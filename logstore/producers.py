@@ -248,11 +248,20 @@ class Producers:
         if pending is None:
             return
         if end_offset >= pending.end_offset:
-            for entry in self.state.commit(pending.admission):
-                segment.append_aborted(entry)
-                self._note_indexed(segment.base_offset, True)
-        self._pending = None
+            self._apply(pending, segment)
         self.recompute()
+        self._pending = None  # last: what an interrupt stops is repeated by the next call
+
+    def settle_written(self, end_offset: int, segment: Segment) -> None:
+        """Apply what has begun, if it was written; before a roll, which takes the segment away."""
+        pending = self._pending
+        if pending is not None and end_offset >= pending.end_offset:
+            self.settle(end_offset, segment)
+
+    def _apply(self, pending: _Pending, segment: Segment) -> None:
+        for entry in self.state.commit(pending.admission):
+            segment.append_aborted(entry)
+            self._note_indexed(segment.base_offset, True)
 
     def replaced(self, old: Iterable[int], new: int, *, indexed: bool) -> None:
         """Segments of these bases gave way to one."""

@@ -76,10 +76,10 @@ class RewritableLog(AppendableLog):
         view = self._view
         if start_offset > view.start_offset:
             before = view.start_offset, view.version, view.recovery_point
-            view.start_offset = start_offset
-            view.version += 1
-            view.recovery_point = max(view.recovery_point, start_offset)
             try:
+                view.start_offset = start_offset
+                view.version += 1
+                view.recovery_point = max(view.recovery_point, start_offset)
                 if view.segments[view.number_of(start_offset)].base_offset < start_offset:
                     StartMark.write(self.directory, start_offset)
                 self._stable.write_state(sync=True)

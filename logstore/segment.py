@@ -260,8 +260,13 @@ class Segment:
         self._transactions = index
 
     def append_aborted(self, aborted: AbortedTransaction) -> None:
-        """Note an aborted transaction, once its marker is in the log.  Not synced here."""
+        """Note an aborted transaction, once its marker is in the log.  Not synced here.
+
+        One that is noted already is left as it is: an interrupt may come right after this.
+        """
         index = self.transaction_index
+        if index.find(aborted.last_offset) == aborted:
+            return
         position = len(index.entries)
         added = TransactionIndex(self.base_offset, index.entries)
         added.append(aborted)

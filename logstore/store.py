@@ -76,6 +76,7 @@ from logstore.root import (
 from logstore.root_checkpoints import RootCheckpoints
 from logstore.topic import Topic, TopicDescription, check_topic_name
 from logstore.twin import CheckpointTwin
+from logstore.waking import uninterrupted
 from logstore.writable import WritableLog
 
 if TYPE_CHECKING:  # imported by those who look for damage, or delete
@@ -213,11 +214,11 @@ class Store(Mapping[str, Topic], Closeable):
                 self._reserve.reclaimable = _reclaimable_of(weakref.ref(self))
                 self._reserve.fill()
                 self._take_over(progress)
+            _open_stores.add(self)
         except BaseException:
             self._closed = True
             self._drop()
             raise
-        _open_stores.add(self)
         return self
 
     def _load_root(self) -> None:
@@ -587,21 +588,30 @@ class Store(Mapping[str, Topic], Closeable):
             raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
         if not isinstance(topic_id, uuid.UUID | None):
             raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")
-        with self._lock:
-            self._writable()
-            topic = self._topics.get(name)
-            if topic is not None:
-                if not exist_ok:
-                    raise TopicExistsError(name, where=str(self.path))
-            else:
-                check_topic_name(name, self._topics)
-                entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
-                self._make_partitions(name, entry, 0)
-                log.info("created topic %s with %d partitions", name, partitions)
-                topic = self._topics[name] = self._make_topic(name, range(partitions), entry)
-            if partitioner is not None:
-                topic.partitioner = partitioner
-            return topic
+
+        def create() -> Topic:
+            with self._lock:
+                self._writable()
+                topic = self._topics.get(name)
+                if topic is not None:
+                    if not exist_ok:
+                        raise TopicExistsError(name, where=str(self.path))
+                else:
+                    check_topic_name(name, self._topics)
+                    entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
+                    self._make_partitions(name, entry, 0)
+                    log.info("created topic %s with %d partitions", name, partitions)
+                    topic = self._topics[name] = self._make_topic(name, range(partitions), entry)
+                if partitioner is not None:
+                    topic.partitioner = partitioner
+                return topic
+
+        return self._to_the_end(create)
+
+    def _to_the_end(self, act: Callable[[], T]) -> T:
+        """Change the topics: an interrupt does not stop it, so that none is left half made."""
+        owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
+        return act() if owned() else uninterrupted(act)
 
     def declare_topic(
         self, name: str, partitions: int, *, config: Mapping[str, Any] | None = None
@@ -612,17 +622,21 @@ class Store(Mapping[str, Topic], Closeable):
         that exists is taken as it is.
         """
         settings = _own_settings(config)
-        with self._lock:
-            self._writable()
-            topic = self._topics.get(name)
-            if topic is None:
-                check_topic_name(name, self._topics)
-                self._forget_offsets(name, range(partitions))
-                entry = TopicEntry(new_uuid(), partitions, settings, made=())
-                self._catalogue.put(name, entry)
-                log.info("declared topic %s of %d partitions", name, partitions)
-                topic = self._topics[name] = self._make_topic(name, (), entry)
-            return topic
+
+        def declare() -> Topic:
+            with self._lock:
+                self._writable()
+                topic = self._topics.get(name)
+                if topic is None:
+                    check_topic_name(name, self._topics)
+                    self._forget_offsets(name, range(partitions))
+                    entry = TopicEntry(new_uuid(), partitions, settings, made=())
+                    self._catalogue.put(name, entry)
+                    log.info("declared topic %s of %d partitions", name, partitions)
+                    topic = self._topics[name] = self._make_topic(name, (), entry)
+                return topic
+
+        return self._topics.get(name) or self._to_the_end(declare)
 
     def declared_partitions(self, name: str) -> int:
         """How many partitions a topic has, made or not."""
@@ -634,12 +648,16 @@ class Store(Mapping[str, Topic], Closeable):
     def make_partition(self, name: str, number: int) -> Partition:
         """A partition of a declared topic, made durably if it is not there yet."""
         topic = self[name]
-        if number not in topic._numbers:
+
+        def make() -> None:
             with self._lock:
                 self._writable()
                 entry = self._catalogue.entries.get(name)
                 if number not in topic._numbers and entry is not None and entry.made is not None:
                     self._make_on_demand(topic, entry, number)
+
+        if number not in topic._numbers:
+            self._to_the_end(make)
         return topic[number]
 
     def _make_on_demand(self, topic: Topic, entry: TopicEntry, number: int) -> None:
@@ -697,6 +715,9 @@ class Store(Mapping[str, Topic], Closeable):
     def _add_partitions(self, topic: Topic, count: int) -> None:
         if count < 1:
             raise ConfigError(f"count must be at least 1, not {count!r}")
+        self._to_the_end(lambda: self._add_partitions_now(topic, count))
+
+    def _add_partitions_now(self, topic: Topic, count: int) -> None:
         with self._lock:
             self._writable()
             topic._check_usable()
@@ -745,6 +766,9 @@ class Store(Mapping[str, Topic], Closeable):
         Raises OSError when something in its directories cannot be removed, such as a directory that
         somebody put there.  The topic is gone all the same, and the next open tries again.
         """
+        self._to_the_end(lambda: self._delete_topic(name))
+
+    def _delete_topic(self, name: str) -> None:
         with self._lock:
             self._writable()
             topic = self[name]
@@ -919,12 +943,12 @@ class Store(Mapping[str, Topic], Closeable):
                 if not self._dropped:  # an interrupt came before the end
                     self._drop()
                 return
-            self._closed = True  # from now on no partition is opened
-            for topic in self._topics.values():
-                if not self._forked:  # there, a lock may be held by a thread that is no more
-                    with topic._lock:
-                        pass
             try:
+                self._closed = True  # from now on no partition is opened
+                for topic in self._topics.values():
+                    if not self._forked:  # there, a lock may be held by a thread that is no more
+                        with topic._lock:
+                            pass
                 errors += self._close_partitions()
                 if any(not partition.closed for partition in self._opened_partitions()):
                     self._closed = False  # a writer holds records: closing again tries again
@@ -933,6 +957,9 @@ class Store(Mapping[str, Topic], Closeable):
                     CleanShutdown.write(self._directory)
             except OSError as error:
                 errors.append(error)
+            except KeyboardInterrupt:
+                self._closed = False  # producers may hold records: closing again goes on
+                raise
             finally:
                 if self._closed:
                     self._drop()
@@ -1150,10 +1177,13 @@ def _at_once(tasks: Sequence[Callable[[], object]], *, threads: int) -> None:
         return
     import concurrent.futures  # not for a store that was closed in order
 
-    with concurrent.futures.ThreadPoolExecutor(threads, "logstore") as pool:
-        futures = [pool.submit(task) for task in tasks]
-    for future in futures:
-        future.result()
+    def run() -> None:
+        with concurrent.futures.ThreadPoolExecutor(threads, "logstore") as pool:
+            futures = [pool.submit(task) for task in tasks]
+        for future in futures:
+            future.result()
+
+    uninterrupted(run)  # an executor waits by conditions, which an interrupt breaks
 
 
 def _make_room_for_files(partitions: int) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
+from logstore.waking import uninterrupted
 
 __all__ = ["DelayedOperation", "Purgatory", "Timeout", "Timers", "TimingWheel"]
 
@@ -260,10 +261,11 @@ class Timers(Closeable):
         with self._lock:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_run, args=(weakref.ref(self),), name=self._name, daemon=True
             )
-            self._thread.start()
+            uninterrupted(thread.start)
+            self._thread = thread
 
     @property
     def running(self) -> bool:

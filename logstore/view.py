@@ -28,6 +28,7 @@ from logstore.errors import ClosedError, CorruptLogError, ForkedHandleError
 from logstore.producers import Producers
 from logstore.recovery import LoadedLog, RecoveryReport
 from logstore.segment import Segment
+from logstore.waking import Notice
 
 __all__ = ["View"]
 
@@ -60,7 +61,8 @@ class View:
         self.producers = self._new_producers(readonly=True)
         self._producers_loaded = False
         self.followers = 0  # threads that wait for more
-        self._appended = threading.Condition(threading.Lock())
+        self._following = threading.Lock()  # of followers and listeners, for moments only
+        self._appended = Notice()
         self._listeners: tuple[Callable[[], object], ...] = ()
 
     @property
@@ -82,7 +84,8 @@ class View:
         """After fork: locks may be held by threads that do not exist here."""
         self.forked = True
         self.lock = threading.RLock()
-        self._appended = threading.Condition(threading.Lock())
+        self._following = threading.Lock()  # of followers and listeners, for moments only
+        self._appended = Notice()
 
     # ---- keeping up ----
 
@@ -236,22 +239,29 @@ class View:
 
     def wait_until(self, reached: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until appends have `reached` something; False: the time is up."""
-        with self._appended:
-            self.followers += 1
-            try:
-                while not reached():
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        return False
-                    self._appended.wait(left)
-            finally:
-                self.followers -= 1
-        return True
+        counted = False
+        try:
+            with self._following:
+                self.followers += 1
+                counted = True
+            while True:
+                with self._following:
+                    gate = self._appended.gate()
+                if reached():
+                    return True
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                gate.wait(left)
+        finally:
+            if counted:
+                with self._following:
+                    self.followers -= 1
 
     def wake_followers(self) -> None:
         """Let those who wait look again."""
-        with self._appended:
-            self._appended.notify_all()
+        with self._following:
+            self._appended.wake()
             listeners = self._listeners
         for heard in listeners:
             heard()
@@ -262,13 +272,14 @@ class View:
         It is called by whoever appends, perhaps under the log's lock: it must only pass on that
         something happened.
         """
-        with self._appended:
+        with self._following:
             self._listeners += (heard,)
             self.followers += 1
 
     def unlisten(self, heard: Callable[[], object]) -> None:
         """Call it no more; one that does not listen is no error."""
-        with self._appended:
+        with self._following:
             left = tuple(each for each in self._listeners if each != heard)
-            self.followers -= len(self._listeners) - len(left)
+            gone = len(self._listeners) - len(left)
+            self.followers -= gone
             self._listeners = left

@@ -102,7 +102,8 @@ class WritableLog(ReadableLog):
         view = self._view
         if isinstance(view, BesideWriter):
             return view.durable_offset
-        return self._stable.commit.durable_offset
+        # What was trimmed is gone for good, also where an interrupt kept `raise_to` from noting it.
+        return max(self._stable.commit.durable_offset, view.start_offset)
 
     # ---- beginning and ending ----
 
@@ -301,6 +302,7 @@ class WritableLog(ReadableLog):
         assert old.writer is not None
         if old.base_offset == base_offset:
             raise InvalidRecordError(f"the segment at {base_offset} is empty and cannot be rolled")
+        self._view.producers.settle_written(old.writer.next_offset, old)
         # Nobody may append meanwhile, not even a signal handler of this thread.
         writer, self._writer = self._writer, None
         try:

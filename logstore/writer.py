@@ -21,6 +21,7 @@ from logstore import _native, codecs
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendError
+from logstore.waking import Gate, uninterrupted
 
 __all__ = ["Writer", "builder_settings", "codec_number"]
 
@@ -128,15 +129,16 @@ class Writer(_native.Builder, Closeable):
         self._failure: IndeterminateAppendError | None = None
         self._offsets = range(0)
         self._hand_overs = 0
-        self._wake = threading.Event()
+        self._ended = Gate()
         self._closed = False
         if linger is not None:
-            threading.Thread(
+            thread = threading.Thread(
                 target=_hand_over_lingering,
-                args=(weakref.ref(self), self._wake, linger / 2),
+                args=(weakref.ref(self), self._ended, linger / 2),
                 name=f"{target.name} writer",
                 daemon=True,
-            ).start()
+            )
+            uninterrupted(thread.start)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self.pending} pending"
@@ -173,11 +175,11 @@ class Writer(_native.Builder, Closeable):
             if self._fsync and self._offsets:
                 self._target.make_durable(self._offsets)
             self._closed = True
-        self._wake.set()
+        self._ended.open()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self._wake.set()
+            self._ended.open()
             if self.pending:
                 warnings.warn(
                     f"a writer of {self._target.name} was dropped with {self.pending} records "
@@ -193,7 +195,8 @@ class Writer(_native.Builder, Closeable):
         with self._order:
             if self._failure is not None:
                 raise self._failure
-            if not self._unwritten:  # else what failed before goes first, and memory stays bounded
+            again = bool(self._unwritten)  # an error or an interrupt left these
+            if not again:  # else these are first, and memory stays bounded
                 self._take(self._unwritten)
             while self._unwritten:
                 taken = self._unwritten[0]
@@ -202,7 +205,9 @@ class Writer(_native.Builder, Closeable):
                 except IndeterminateAppendError as error:
                     self._failure = error  # trying again could write twice
                     raise
-                if written:
+                # After an interrupt the builder is perhaps written and empty: flush syncs up to
+                # the end of the log then.
+                if written or again:
                     self._offsets = range(self._offsets.start, written.stop)
                 del self._unwritten[0]
                 self._put_back(taken)
@@ -227,12 +232,10 @@ class Writer(_native.Builder, Closeable):
         return self._hand_overs
 
 
-def _hand_over_lingering(
-    writer: weakref.ref[Writer], closed: threading.Event, interval: float
-) -> None:
+def _hand_over_lingering(writer: weakref.ref[Writer], ended: Gate, interval: float) -> None:
     """The linger thread: looks twice per linger time, and holds no writer alive meanwhile."""
     seen = -1
-    while not closed.wait(interval):
+    while not ended.wait(interval):
         held = writer()
         if held is None:
             return

@@ -27,11 +27,12 @@ from logstore import (
     Partition,
     with_producer,
 )
+from logstore.testing.interrupts import interrupt_at
 from tests.conftest import new_files, open_files
-from tests.interrupts import interrupt_at
 
 CONFIG = {"segment.bytes": 1024, "cleanup.policy": "compact"}
 SIGNALS = 10_000
+PACKAGE = (str(Path(logstore.__file__).parent),)
 
 
 def encoded(*values: bytes) -> bytes:
@@ -80,7 +81,7 @@ def test_an_append_that_is_interrupted_anywhere_has_one_of_three_outcomes(
         before = log.end_offset
         outcome: range | None = None
         try:
-            ended = not interrupt_at(number, lambda: act(log, value))  # noqa: B023
+            ended = not interrupt_at(number, lambda: act(log, value), only=PACKAGE)  # noqa: B023
             outcome = range(before, log.end_offset)
             if ended:
                 break
@@ -171,7 +172,7 @@ def test_what_is_interrupted_anywhere_leaves_a_sound_log_and_no_open_file(
         was = read(log)
         try:
             with contextlib.suppress(KeyboardInterrupt):
-                reached = interrupt_at(number, lambda: act(log))  # noqa: B023
+                reached = interrupt_at(number, lambda: act(log), only=PACKAGE)  # noqa: B023
             if not log.closed and log.failure is None:
                 log.append(b"alive", key=b"k1")
                 log.check()
@@ -221,7 +222,7 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_neither_lock_nor_file(
                     opened.append(Partition.open(openable, durability="os", config=CONFIG))  # noqa: B023
 
             with contextlib.suppress(KeyboardInterrupt):
-                reached = interrupt_at(number, act)
+                reached = interrupt_at(number, act, only=PACKAGE)
             for handle in opened:
                 handle.close()
             del opened

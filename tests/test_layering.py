@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a room may import those before it.
 ROOMS = (
-    *("closeable", "errors", "config", "clock", "timer", "fields"),
+    *("closeable", "errors", "config", "clock", "waking", "timer", "fields"),
     *("_native", "_files", "filesystem", "reserve", "codecs", "record", "batch"),
     *("index", "summary", "digest", "failed_sync", "problem"),
     *("segment", "checkpoint", "twin", "epochs", "root"),

@@ -12,17 +12,20 @@ import contextlib
 import threading
 import time
 
+from logstore.waking import Wake
+
 __all__ = ["Bell"]
 
 
 class Bell:
     """Rung by any thread; waited for by one thread or one task."""
 
-    __slots__ = ("_condition", "_loop", "_rung", "_task_wakes")
+    __slots__ = ("_lock", "_loop", "_rung", "_task_wakes", "_wake")
 
     def __init__(self) -> None:
         self._rung = False
-        self._condition = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._wake = Wake()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task_wakes: asyncio.Future[None] | None = None
 
@@ -30,14 +33,14 @@ class Bell:
         """Wake whoever waits, or will."""
         if self._rung:
             return
-        with self._condition:
+        with self._lock:
+            self._wake.set()
+            if self._loop is not None and self._task_wakes is not None:
+                with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
+                    self._loop.call_soon_threadsafe(_wake, self._task_wakes)
+            # Last: a ring that an interrupt stops does not keep the next one from waking.
+            self._loop = None
             self._rung = True
-            self._condition.notify_all()
-            loop, self._loop = self._loop, None
-            waiting = self._task_wakes
-        if loop is not None and waiting is not None:
-            with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
-                loop.call_soon_threadsafe(_wake, waiting)
 
     def clear(self) -> None:
         """From now on a ring counts."""
@@ -46,18 +49,19 @@ class Bell:
     def wait(self, timeout: float | None) -> bool:
         """Wait for a ring since `clear`; False: the time is up."""
         deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST)
-        with self._condition:
-            while not self._rung:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._condition.wait(left)
-        return True
+        while True:
+            with self._lock:
+                if self._rung:
+                    return True
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._wake.wait(left)
 
     async def wait_in_loop(self, timeout: float | None) -> bool:
         """As `wait`, for a task: no thread waits meanwhile."""
         loop = asyncio.get_running_loop()
-        with self._condition:
+        with self._lock:
             if self._rung:
                 return True
             waiting = self._task_wakes = loop.create_future()
@@ -67,7 +71,7 @@ class Bell:
         except TimeoutError:
             return self._rung
         finally:
-            with self._condition:
+            with self._lock:
                 self._loop = self._task_wakes = None
         return True
 

@@ -192,6 +192,7 @@ class Consumer(Closeable):
         self._bell = Bell()
         self._attention = False  # something else than records wants to be looked at
         self._sources: dict[TopicPartition, Source] = {}
+        self._taken: dict[Source, int | None] = {}  # positions before the poll that is under way
         self._turn: list[Source] = []  # whose turn it is, first first
         self._manual = False  # assigned by hand
         self._subscription: tuple[Topics, ...] = ()
@@ -416,10 +417,14 @@ class Consumer(Closeable):
                 if not self._settings.cooperative and self._sources:
                     self._give_back(membership, list(self._sources))
                 membership.join(reason)
-            assigned = membership.take_assignment()
-            if assigned is None:
-                break
-            self._adopt(membership, assigned)
+            try:
+                assigned = membership.take_assignment()
+                if assigned is None:
+                    break
+                self._adopt(membership, assigned)
+            except KeyboardInterrupt:
+                membership.join_again("an interrupt kept it from taking its assignment")
+                raise
         self._place()
 
     def _adopt(self, membership: Membership, assigned: tuple[TopicPartition, ...]) -> None:
@@ -504,14 +509,21 @@ class Consumer(Closeable):
             raise ValueError(f"max_records must be at least 1, not {max_records}")
         limit = self.timeout if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
-        while True:
-            records = self._try_poll(max_records)
-            if records:
-                return records
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return []
-            self._wait(left)
+        self._taken = {}
+        try:
+            while True:
+                records = self._try_poll(max_records)
+                if records:
+                    return records
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return []
+                self._wait(left)
+        except KeyboardInterrupt:
+            # What was read is returned by the next poll.
+            for source, at in self._taken.items():
+                source.seek(at)
+            raise
 
     def _try_poll(self, max_records: int) -> list[Any]:
         """What there is now, from several partitions if need be."""
@@ -520,10 +532,11 @@ class Consumer(Closeable):
         began: dict[TopicPartition, int] = {}
         for source in list(self._turn):
             at = source.position
+            self._taken[source] = at
             try:
                 records = self._read(source, max_records - len(found))
-            except BaseException:
-                if not found:
+            except BaseException as error:
+                if not found or isinstance(error, KeyboardInterrupt):
                     raise
                 break  # what was read is returned first; the error comes again
             if records:
@@ -545,7 +558,7 @@ class Consumer(Closeable):
     def _next_turn(self, source: Source) -> None:
         """The others first, before it is this one's turn again."""
         if self._turn and self._turn[0] is source:
-            self._turn.append(self._turn.pop(0))
+            self._turn = self._turn[1:] + self._turn[:1]
 
     def _look_around(self) -> None:
         """Between records: what was handed out is processed, and the group may want something."""

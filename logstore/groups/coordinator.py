@@ -48,8 +48,10 @@ from logstore.groups.machine import (
 )
 from logstore.groups.protocol import PROTOCOL_TYPE, Subscription
 from logstore.offsets import OffsetBook, Offsets, TopicPartition, check_text
+from logstore.offsets.book import Guard
 from logstore.store import Store
 from logstore.timer import Timeout, Timers
+from logstore.waking import uninterrupted
 
 __all__ = ["GroupCoordinator", "explain"]
 
@@ -159,12 +161,16 @@ class GroupCoordinator(Closeable):
             if self._closed:
                 raise ClosedError(f"the store {self.store.path} is closed")
             room = self._rooms.get(group_id)
-            if room is None:
-                machine = GroupMachine(group_id, self.config, now_ms=self.clock.time_ms())
-                room = self._rooms[group_id] = _Room(machine)
-                room.lock.acquire()
-            else:
+        return uninterrupted(lambda: self._load_room(group_id)) if room is None else room
+
+    def _load_room(self, group_id: str) -> _Room:
+        with self._lock:
+            room = self._rooms.get(group_id)
+            if room is not None:
                 return room
+            machine = GroupMachine(group_id, self.config, now_ms=self.clock.time_ms())
+            room = self._rooms[group_id] = _Room(machine)
+            room.lock.acquire()
         try:  # outside of the coordinator's lock: others may go on with other groups
             metadata = self.book.metadata(group_id)
             if metadata is not None:
@@ -185,6 +191,10 @@ class GroupCoordinator(Closeable):
         return room
 
     def _act(self, group_id: str, event: Callable[[GroupMachine, int], list[Effect]]) -> None:
+        # What the machine wants is done to the end: the group would wait for ever for the rest.
+        uninterrupted(lambda: self._act_now(group_id, event))
+
+    def _act_now(self, group_id: str, event: Callable[[GroupMachine, int], list[Effect]]) -> None:
         room = self._room(group_id)
         with room.lock:
             later = self._carry_out(room, event(room.machine, self.clock.time_ms()))
@@ -372,11 +382,11 @@ class GroupCoordinator(Closeable):
 
     # ---- offsets ----
 
-    @contextlib.contextmanager
     def _may_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None,
-                    transactional: bool, held: Callable[[], bool]) -> Iterator[None]:  # fmt: skip
+                    transactional: bool, held: Callable[[], bool]) -> Guard:  # fmt: skip
         room = self._room(group_id)
-        with room.lock:
+
+        def check() -> None:
             error = room.machine.check_commit(
                 member_id, generation, instance_id, transactional=transactional, held=held()
             )
@@ -386,7 +396,8 @@ class GroupCoordinator(Closeable):
                     count = len(room.machine.members)
                     more = f"it has {count} members: only they commit; stop them first"
                 raise explain(group_id, error, more)
-            yield
+
+        return Guard(room.lock, check)
 
     def commit(
         self,

@@ -35,6 +35,7 @@ from logstore.groups.machine import (
 from logstore.groups.protocol import Assignment, Subscription
 from logstore.offsets import TopicPartition
 from logstore.timer import Timeout
+from logstore.waking import uninterrupted
 
 __all__ = ["Membership", "MembershipSettings"]
 
@@ -188,8 +189,12 @@ class Membership:
 
     def join(self, reason: str) -> None:
         """Ask to be in the next generation; what comes of it is for `take_assignment`."""
-        settings = self.settings
         topics = self._topics()
+        # Once it has begun it is done to the end: otherwise this member waits for ever for a reply.
+        uninterrupted(lambda: self._join(reason, topics))
+
+    def _join(self, reason: str, topics: tuple[str, ...]) -> None:
+        settings = self.settings
         with self._lock:
             if self._closed or self._lost is not None or self._phase in (JOINING, SYNCING):
                 return

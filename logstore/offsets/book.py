@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
 from logstore.batch import BatchHeader, EndMarker, split, with_producer
 from logstore.clock import Clock, SystemClock
@@ -46,7 +46,16 @@ INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 Offsets: TypeAlias = (
     Mapping[tuple[str, int], CommittedOffset | int] | Mapping[TopicPartition, CommittedOffset | int]
 )
-Guard: TypeAlias = contextlib.AbstractContextManager[object]
+
+
+class Guard(NamedTuple):
+    """Whether an append is allowed: `check` raises if not, and stays true while `lock` is held."""
+
+    lock: contextlib.AbstractContextManager[object]
+    check: Callable[[], None]
+
+
+_FREE = Guard(contextlib.nullcontext(), lambda: None)
 
 
 def as_committed(
@@ -228,7 +237,7 @@ class OffsetBook(Closeable):
                durability: str | None = None) -> None:  # fmt: skip
         """Commit offsets, all or none; durable when it returns, as the store is.
 
-        `guard` is entered for the append alone, before any lock of the book; it raises to refuse.
+        The lock of `guard` is held for the append alone, and taken before any lock of the book.
         """
         check_text("a group's name", group)
         self._forget_deleted_topics()
@@ -270,7 +279,9 @@ class OffsetBook(Closeable):
         shelf = self._shelf_of(group)
         log = self._writable_log(shelf)
         level = durability or log.durability
-        with guard or contextlib.nullcontext(), shelf.lock:
+        guard = guard or _FREE
+        with guard.lock, shelf.lock:
+            guard.check()
             known = shelf.ledger.next_offset
             offsets = log.extend(records, durability="os")
         if level == "fsync":
@@ -304,7 +315,9 @@ class OffsetBook(Closeable):
             encoder.append(committed.encode(), key=OffsetKey(group, *tp).encode(), timestamp=now)
         shelf = self._shelf_of(group)
         log = self._writable_log(shelf)
-        with guard or contextlib.nullcontext(), shelf.lock:
+        guard = guard or _FREE
+        with guard.lock, shelf.lock:
+            guard.check()
             start = log.end_offset
             for _, raw in split(encoder.take()):
                 batch = with_producer(raw, producer_id=producer_id, producer_epoch=producer_epoch,

@@ -7,6 +7,7 @@
 ``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
 ``crash``        ``explore``: every state a crash may leave, recovered from and judged
 ``io``           ``record_io`` and ``inject_io``: the calls to the disk, written down or spoiled
+``interrupts``   ``explore_interrupts``: Ctrl-C at every place of an operation, then a check
 ``history``      what clients were told: a recorder, and a checker with the anomalies of Jepsen's
                  Kafka tests; ``operations`` is the format
 ``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder; needs pytest
@@ -29,6 +30,12 @@ from logstore.testing.crash import (
     explore_recovery,
 )
 from logstore.testing.history import Finding, History, HistoryViolation, Recorder, assert_clean
+from logstore.testing.interrupts import (
+    InterruptExploration,
+    InterruptViolation,
+    explore_interrupts,
+    interrupt_at,
+)
 from logstore.testing.invariants import check_invariants
 from logstore.testing.io import Fault, Injected, Operation, Trace, inject_io, record_io
 from logstore.testing.model import LogModel, as_reference
@@ -56,6 +63,8 @@ __all__ = [
     "History",
     "HistoryViolation",
     "Injected",
+    "InterruptExploration",
+    "InterruptViolation",
     "LogModel",
     "ModelBatch",
     "ModelProducer",
@@ -75,8 +84,10 @@ __all__ = [
     "decode_batch",
     "encode_batch",
     "explore",
+    "explore_interrupts",
     "explore_recovery",
     "inject_io",
+    "interrupt_at",
     "read_log",
     "record_io",
     "record_lists",

@@ -348,13 +348,20 @@ class TransactionCoordinator:
     def done(self, effect: Effect, now_ms: int) -> Effect | None:
         """It was done; the next one."""
         name = effect.transactional_id
-        assert self._under_way.pop(name) is effect
+        assert self._under_way.get(name) is effect
+        following: Effect | None = None
         if isinstance(effect, Append):
             self.replay(name, effect.metadata)
             if effect.metadata is not None and effect.metadata.state.is_prepared:
-                return self._start(_markers_of(effect.metadata))
-            return None
-        return self._append(_completed(self._known[name], now_ms))
+                following = _markers_of(effect.metadata)
+        else:
+            following = Append(name, _completed(self._known[name], now_ms))
+        # Last, in one step: until then an interrupt finds this effect under way.
+        if following is None:
+            del self._under_way[name]
+        else:
+            self._under_way[name] = following
+        return following
 
     def failed(self, effect: Effect) -> None:
         """It was not done, or nobody can tell: the log says which, see `replay`."""

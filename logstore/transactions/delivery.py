@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from logstore import _native
 from logstore.topic import Position
+from logstore.waking import Gate
 
-__all__ = ["Callbacks", "Carrier", "Delivery", "Pack", "Place", "holding"]
+__all__ = ["Callbacks", "Carrier", "Delivery", "Pack", "Place", "answering"]
 
 log = logging.getLogger("logstore.producer")
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 
 _changes = threading.Lock()  # of callbacks and waiters, for moments only
 
@@ -66,24 +71,29 @@ class Pack:
         self.done = False
         self.error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] | None = None
-        self._woken: threading.Event | None = None
+        self._woken: Gate | None = None
 
     @property
     def end_offset(self) -> int:
         return self.first_offset + self.count
 
-    def finish(self, error: BaseException | None = None) -> list[Callable[[], object]]:
-        """It is where it belongs, or will never be; the callbacks that are due now."""
+    def finish(self, callbacks: Callbacks, error: BaseException | None = None) -> None:
+        """It is where it belongs, or will never be: its callbacks are due.
+
+        Repeated after an interrupt, it does what is left; the first error stays.
+        """
         with _changes:
-            if self.done:
-                return []
-            self.error = error
-            self.done = True
-            self.carrier = Place(self.carrier.topic, self.carrier.number)
-            callbacks, self._callbacks = self._callbacks, None
+            due = callbacks.due
+            if not self.done:
+                place = Place(self.carrier.topic, self.carrier.number)
+                self.error = error
+                self.done = True
+                self.carrier = place
             if self._woken is not None:
-                self._woken.set()
-            return callbacks or []
+                self._woken.open()
+            calls, self._callbacks = self._callbacks, None
+            if calls is not None:  # no interrupt comes between these lines
+                due.extend(calls)
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Have it called, at once if it is over."""
@@ -101,7 +111,7 @@ class Pack:
             if self.done:
                 return
             if self._woken is None:
-                self._woken = threading.Event()
+                self._woken = Gate()
             woken = self._woken
         self.carrier.hurry()
         if not woken.wait(timeout):
@@ -114,31 +124,40 @@ class Pack:
 class _Thread(threading.local):
     """What a thread is about."""
 
-    locks = 0  # that it has by `holding`
+    answering = 0  # calls of methods that are `answering`
     calling = 0  # callbacks that it is in
 
     def __init__(self) -> None:
-        self.due: list[Callbacks] = []  # for when it has none of them any more
+        self.due: list[Callbacks] = []  # for when it holds no lock of ours any more
 
 
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def holding(lock: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """Hold a lock of ours.  What comes due meanwhile is called when the thread has none any more.
+def answering(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """For a method that holds locks of ours.  Callbacks that come due meanwhile are called at the
+    end of the first such method that the thread is in.
 
     Callbacks are the user's, and may send, wait or take locks of their own: under a lock of ours
-    they would wait for each other.
+    they would wait for each other.  The locks are taken by ``with`` of the lock itself: Python code
+    around it could be interrupted, and leave it taken.
     """
-    _thread.locks += 1
-    try:
-        with lock:
-            yield
-    finally:
-        _thread.locks -= 1
-        while _thread.due and not _thread.locks:
-            _thread.due.pop(0).call()
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **options: P.kwargs) -> T:
+        _thread.answering += 1
+        try:
+            return method(self, *args, **options)
+        finally:
+            _thread.answering -= 1
+            while _thread.due and not _thread.answering:
+                first = _thread.due[0]
+                first.call()
+                # Its callbacks may have come here, too.
+                if _thread.due and _thread.due[0] is first:
+                    del _thread.due[0]
+
+    return call
 
 
 class Callbacks:
@@ -149,57 +168,60 @@ class Callbacks:
     """
 
     def __init__(self) -> None:
-        self._due: collections.deque[Callable[[], object]] = collections.deque()
+        self.due: collections.deque[Callable[[], object]] = collections.deque()
         self.count = 0  # of those that were called so far
         self._calling = False  # a thread is at it, and takes along what comes meanwhile
-        self._called = threading.Condition(_changes)
+        self._rested: Gate | None = None  # opened when it is not any more
 
-    def add(self, calls: list[Callable[[], object]]) -> None:
-        """They are due; for who is `holding` a lock, and calls them afterwards."""
-        if calls:
-            self._due.extend(calls)
+    def finish(self, pack: Pack, error: BaseException | None = None) -> None:
+        """A pack is over.  For a method that is `answering`."""
+        if not _thread.due or _thread.due[-1] is not self:
             _thread.due.append(self)
+        pack.finish(self, error)
 
     def call(self) -> None:
         """Call all that are due, unless another thread does."""
-        with _changes:
-            if self._calling:
-                return
-            self._calling = True
-        _thread.calling += 1
+        # Again: one may have come due while a thread, this or another, was about to rest.
+        while self.due and not self._calling:
+            self._call_due()
+
+    def _call_due(self) -> None:
         interrupt = None
+        mine = False
         try:
-            while self._due or not self._rest():
+            with _changes:
+                if self._calling:
+                    return
+                self._calling = mine = True
+                _thread.calling += 1
+            while self.due:
                 try:
-                    call_safely(self._due.popleft())
+                    call_safely(self.due.popleft())
                 except KeyboardInterrupt as error:
                     interrupt = error  # the others are called all the same
                 self.count += 1
-        except BaseException:  # an interrupt between two calls: the next to come goes on
-            with _changes:
-                self._calling = False
-                self._called.notify_all()
-            raise
         finally:
-            _thread.calling -= 1
+            # No interrupt comes between these lines: see `logstore.waking`.
+            if mine:
+                _thread.calling -= 1
+                self._calling = False
+                rested = self._rested
+                if rested is not None and not rested.opened:
+                    rested.opened = True
+                    rested.lock.release()
         if interrupt is not None:
             raise interrupt
-
-    def _rest(self) -> bool:
-        """Stop calling, unless something came due since."""
-        with _changes:
-            if self._due:
-                return False
-            self._calling = False
-            self._called.notify_all()
-            return True
 
     def wait(self) -> None:
         """Return when all that were due have been called; in a callback, at once."""
         self.call()
-        with _changes:
-            while self._calling and not _thread.calling:
-                self._called.wait()
+        while self._calling and not _thread.calling:
+            with _changes:
+                rested = self._rested
+                if rested is None or rested.opened:
+                    rested = self._rested = Gate()
+            if self._calling:
+                rested.wait()
 
 
 def call_safely(call: Callable[[], object]) -> None:

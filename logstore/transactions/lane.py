@@ -24,7 +24,7 @@ from logstore.errors import (
     InterruptedAppendError,
 )
 from logstore.partition import Partition
-from logstore.transactions.delivery import Callbacks, Pack, holding
+from logstore.transactions.delivery import Callbacks, Pack, answering
 from logstore.writer import WRITE_BYTES, builder_settings, codec_number
 
 __all__ = ["Lane", "LaneOwner"]
@@ -82,6 +82,9 @@ class Lane(_native.Builder):
         self.callbacks = Callbacks()
         self._unwritten: list[_native.Builder] = []
         self._unsettled: collections.deque[Pack] = collections.deque()  # written, not answered
+        # Where the first of `_unwritten` is written, if it is: known before, so that an interrupt
+        # cannot lose it.
+        self._tried = [-1]
         self._pack = Pack(self)
 
     def __repr__(self) -> str:
@@ -117,19 +120,17 @@ class Lane(_native.Builder):
         if self._records:
             self._take_pack(self._unwritten, Pack(self))
 
+    @answering
     def write_out(self) -> None:
         """Write all that is held.  DiskFullError: nothing is lost, try again."""
-        with holding(self._order):
+        with self._order:
             self.set_aside()
             while self._unwritten:
                 taken = self._unwritten[0]
                 try:
                     self._write(taken)
-                except DiskFullError:
-                    raise  # it is still here
-                except InterruptedAppendError as interrupt:
-                    self._written(taken, interrupt.offsets.start)
-                    raise
+                except (DiskFullError, InterruptedAppendError):
+                    raise  # it is still here; empty, if it was written
                 except (Exception, IndeterminateAppendError) as error:  # noqa: BLE001
                     self._fail_first(error)
                 else:
@@ -137,71 +138,89 @@ class Lane(_native.Builder):
 
     def _write(self, taken: _native.Builder) -> None:
         pack: Pack = taken._pack
+        if pack.done:  # it has failed, and an interrupt came before it was taken away
+            self._fail_first(pack.error)
+            return
         records = taken._records
-        if records == 0:
-            # An interrupt came between writing and noting it: our last batches are these.
-            self._written(taken, self._last_offset() + 1 - pack.count)
+        if records == 0:  # an interrupt came between writing and noting it
+            self._written(taken)
             return
         pack.count = records
         transactional = self.owner.enlist(self)
         producer_id, epoch = self.owner.identity
         if producer_id < 0:
-            first = self.partition.write_batches(taken).start
+            self.partition.write_batches(taken, tried=self._tried)
         else:
-            appended = self.partition.write_produced(
+            self.partition.write_produced(
                 taken,
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 sequence=self.sequence,
                 transactional=transactional,
+                tried=self._tried,
             )
-            first = appended.offsets.start
-        self._written(taken, first)
+        self._written(taken)
         if transactional or not self.owner.fsync:
             self.settle()
 
-    def _last_offset(self) -> int:
-        entry = self.partition.known_producer(self.owner.identity[0])
-        return self.partition.end_offset - 1 if entry is None else entry.last_offset
+    def _written(self, taken: _native.Builder) -> None:
+        """It is in the log: before anything else, so that it is never written twice.
 
-    def _written(self, taken: _native.Builder, first: int) -> None:
-        """It is in the log: before anything else, so that it is never written twice."""
+        No interrupt comes between these lines: see `logstore.waking`.
+        """
         pack: Pack = taken._pack
+        first = self._tried[0]
+        unsettled = self._unsettled
         pack.first_offset = first
         self.end_offset = first + pack.count
         self.sequence = (self.sequence + pack.count) & 0x7FFFFFFF
-        self._unsettled.append(pack)
+        del self._unwritten[0]
+        unsettled.append(pack)
+
+    def _fail_first(self, error: BaseException | None) -> None:
+        """The oldest pack is not in the log, or nobody can tell, and will not be tried again."""
+        pack: Pack = self._unwritten[0]._pack
+        if error is not None and not pack.done:
+            error = self.owner.explain(error)
+            self.owner.note_failure(error)
+        with self._settling:
+            self.callbacks.finish(pack, error)
         del self._unwritten[0]
 
-    def _fail_first(self, error: BaseException) -> None:
-        """The oldest pack is not in the log, or nobody can tell, and will not be tried again."""
-        error = self.owner.explain(error)
-        taken = self._unwritten.pop(0)
-        self.owner.note_failure(error)
-        with holding(self._settling):
-            self.callbacks.add(taken._pack.finish(error))
-
+    @answering
     def fail_unwritten(self, error: BaseException) -> None:
         """Give up what is not in the log yet."""
-        with holding(self._order):
+        with self._order:
             self.set_aside()
             while self._unwritten:
-                taken = self._unwritten.pop(0)
-                with holding(self._settling):
-                    self.callbacks.add(taken._pack.finish(error))
+                taken = self._unwritten[0]
+                if taken._records == 0 and not taken._pack.done:
+                    self._written(taken)  # an interrupt came before that
+                    continue
+                with self._settling:
+                    self.callbacks.finish(taken._pack, error)
+                del self._unwritten[0]
 
     # ---- answering ----
 
+    @answering
     def settle(self, end_offset: int | None = None) -> None:
         """Answer the packs below an offset; by default all that are written."""
-        with holding(self._settling):
+        with self._settling:
             while self._unsettled:
                 pack = self._unsettled[0]
                 if end_offset is not None and pack.end_offset > end_offset:
                     return
-                self._unsettled.popleft()
-                self.callbacks.add(pack.finish())
+                self.callbacks.finish(pack)
+                del self._unsettled[0]
 
+    def settle_interrupted(self) -> None:
+        """Answer what an interrupt kept from being answered.  For the thread of the producer."""
+        if self._unsettled and not self.owner.fsync:
+            self.settle()
+        self.callbacks.call()
+
+    @answering
     def sync(self) -> None:
         """Make durable what is written, and answer it."""
         unsettled = list(self._unsettled)
@@ -214,9 +233,10 @@ class Lane(_native.Builder):
             raise
         except (IndeterminateAppendError, ClosedError) as error:
             self.owner.note_failure(error)
-            with holding(self._settling):
+            with self._settling:
                 while self._unsettled and self._unsettled[0].end_offset <= end:
-                    self.callbacks.add(self._unsettled.popleft().finish(error))
+                    self.callbacks.finish(self._unsettled[0], error)
+                    del self._unsettled[0]
         else:
             self.settle(end)
 

@@ -53,10 +53,11 @@ from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store import Store
 from logstore.topic import Position, Topic, partition_number
 from logstore.transactions.dedupe import HEADER, TIME_HEADER, DedupeWindows
-from logstore.transactions.delivery import Delivery, holding
+from logstore.transactions.delivery import Delivery, answering
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
 from logstore.transactions.transaction import Transaction
+from logstore.waking import Wake, uninterrupted
 
 __all__ = ["Producer"]
 
@@ -164,7 +165,7 @@ class Producer(_native.Sender, Closeable):
         self._making = threading.RLock()  # of routes, lanes and the thread
         self._failures: list[BaseException] = []  # since the last flush
         self._stuck_since: float | None = None  # the disk is full
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._thread: threading.Thread | None = None
         self._hurried = False
         self._delivery = Delivery
@@ -188,6 +189,9 @@ class Producer(_native.Sender, Closeable):
         """Whether bytes may go straight into a batch."""
         if self._transactional_id is not None and self._transaction is None:
             return False
+        return self._takes_bytes()
+
+    def _takes_bytes(self) -> bool:
         chain = self._interceptors
         return not (
             self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
@@ -300,6 +304,7 @@ class Producer(_native.Sender, Closeable):
             self._look_at_buffer()
         return cast(Delivery, self._put(lane, value, key, headers, timestamp))
 
+    @answering
     def _put_once(self, dedupe_id: str | bytes, route: _Route, value: Any, key: Any,
                   headers: _Headers, timestamp: Any, partition: int | None,
                   ) -> Delivery:  # fmt: skip
@@ -314,7 +319,7 @@ class Producer(_native.Sender, Closeable):
         owner = None
         if self._transaction is not None:
             owner = (cast(str, self._transactional_id), *self.identity)
-        with holding(window.lock):
+        with window.lock:
             now = windows.now_ms()
             known = window.find(name, now, owner)
             if known is not None:
@@ -486,15 +491,17 @@ class Producer(_native.Sender, Closeable):
             with self._making:
                 _busy.add(self)
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         target=_run,
                         args=(weakref.ref(self, _waking(self._wake)), self._wake, self._linger),
                         name="logstore producer",
                         daemon=True,
                     )
-                    self._thread.start()
+                    uninterrupted(thread.start)
+                    self._thread = thread
+                # First: after an interrupt between these two, the next call does it again.
+                self._wake.set()
                 self._idle = False
-            self._wake.set()
 
     def _write_lingering(self) -> bool:
         """One round of the thread; whether anything is left to look after."""
@@ -508,9 +515,10 @@ class Producer(_native.Sender, Closeable):
                 self._stuck(lane, error)
         if not full:  # a lane with nothing to write says nothing about the disk
             self._stuck_since = None
-        if self.fsync:
-            for lane in self._lanes():
+        for lane in self._lanes():
+            if self.fsync:
                 lane.sync()
+            lane.settle_interrupted()
         self._went_round()
         if any(lane.unsettled for lane in self._lanes()):
             return True
@@ -561,18 +569,33 @@ class Producer(_native.Sender, Closeable):
         if self._transactional_id is None:
             raise ConfigError("transactions need a name: Producer(store, 'my-transactional-id')")
         if self._transaction is not None:
-            raise TransactionStateError("a transaction is open: commit or abort it first")
+            self._replace_unused(self._transaction)
         if self._fenced is not None:
             raise self._fenced
+        # An interrupt may have stopped the abort of the last transaction.
+        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         if self._stale:
             with self._noticing_fences():
                 self._renew()
         self._failures.clear()
         for lane in self._lanes():
             lane.begin()
-        self._transaction = Transaction(self)
-        self._quick = self._is_plain()
-        return self._transaction
+        made = Transaction(self)
+        quick = self._takes_bytes()
+        # Last: an interrupt before these lines begins no transaction.
+        self._transaction, self._quick = made, quick
+        return made
+
+    def _replace_unused(self, transaction: Transaction) -> None:
+        """An interrupt may have come between `transaction` and its with block."""
+        if (
+            transaction.entered
+            or transaction.enlisted
+            or any(lane.unsettled for lane in self._lanes())
+        ):
+            raise TransactionStateError("a transaction is open: commit or abort it first")
+        transaction.end("replaced by another before it was used")
+        self._transaction = None
 
     def _renew(self) -> None:
         """After an abort that was not ours: the next epoch, unless another producer has it."""
@@ -612,8 +635,9 @@ class Producer(_native.Sender, Closeable):
         except BaseException as error:
             self._give_up(transaction, error)
             raise
+        # In one step, and no call before it: an interrupt finds the transaction open, or over.
+        transaction.over, self._transaction = "committed", None
         transaction.end("committed")
-        self._transaction = None
 
     def _commit_written(self, transaction: Transaction) -> None:
         if not transaction.enlisted:
@@ -657,11 +681,14 @@ class Producer(_native.Sender, Closeable):
         """For Transaction."""
         self._check_mine(transaction)
         self._quick = False
-        self._transaction = None
+        told = bool(transaction.enlisted) and self._fenced is None
+        # After an interrupt from here on, `transaction` finishes the abort.
+        self._stale = self._stale or told
+        transaction.over, self._transaction = "aborted", None
         transaction.end("aborted")
         self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         self._failures.clear()  # of records that are aborted now
-        if transaction.enlisted and self._fenced is None:
+        if told:
             name = cast(str, self._transactional_id)
             with self._noticing_fences():
                 self.identity = self._transactions.end(name, self.identity, commit=False)
@@ -844,12 +871,11 @@ def _serialized(serialize: Serializer, given: Any, part: str, topic: str) -> byt
     return made
 
 
-def _run(producer: weakref.ref[Producer], wake: threading.Event, linger: float) -> None:
+def _run(producer: weakref.ref[Producer], wake: Wake, linger: float) -> None:
     """The thread: every `linger` seconds while something is on its way, then asleep."""
     busy = False
     while True:
         woken = wake.wait(linger if busy else None)
-        wake.clear()
         held = producer()
         if held is None or held._closed:
             return
@@ -860,7 +886,7 @@ def _run(producer: weakref.ref[Producer], wake: threading.Event, linger: float) 
         del held
 
 
-def _waking(wake: threading.Event) -> Callable[[object], None]:
+def _waking(wake: Wake) -> Callable[[object], None]:
     """Lets the thread end when its producer is gone."""
     return lambda _: wake.set()
 

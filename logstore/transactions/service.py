@@ -47,6 +47,7 @@ from logstore.transactions.state import (
     decode_key,
     encode_key,
 )
+from logstore.waking import Notice
 
 __all__ = ["TransactionDescription", "Transactions"]
 
@@ -93,7 +94,7 @@ class Transactions(Closeable):
         self._clock: Clock = store.clock or SystemClock()
         self._guarded_clock = GuardedClock.of(store.clock)
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Notice()  # of what is under way
         self._machine = TransactionCoordinator()
         self._timers = Timers(store.clock, name="logstore transactions")
         self._time_outs: dict[str, Timeout] = {}
@@ -163,14 +164,14 @@ class Transactions(Closeable):
     # ---- carrying out effects ----
 
     def _drive(
-        self, effect: Effect, look: Callable[[], None] = lambda: None
+        self, effect: Effect | None, look: Callable[[], None] = lambda: None
     ) -> TransactionMetadata | None:
         """Carry out an effect and all that follow from it; return the state after the last one.
 
         `look` is called after each effect.  The state is read, and `look` is called, under the
         lock: no other request can change the state before.
         """
-        while True:
+        while effect is not None:
             try:
                 self._carry_out(effect)
             except BaseException:
@@ -179,25 +180,28 @@ class Transactions(Closeable):
                     look()
                 raise
             with self._lock:
+                self._changed.wake()
                 following = self._machine.done(effect, self._clock.time_ms())
                 look()
                 if isinstance(effect, Append):
                     self._appended(effect)
                 if following is None:
                     self._drivers.pop(effect.transactional_id, None)
-                    self._changed.notify_all()
                     return self._machine.get(effect.transactional_id)
             effect = following
+        return None
 
     def _failed(self, effect: Effect) -> None:
         """An effect was not carried out, or nobody can tell; under the lock."""
+        self._changed.wake()
         self._machine.failed(effect)
-        self._changed.notify_all()
         self._read_again(effect)
         self._drivers.pop(effect.transactional_id, None)  # last: until then an interrupt finds us
 
     @contextlib.contextmanager
-    def _driving(self, transactional_id: str) -> Iterator[None]:
+    def _driving(
+        self, transactional_id: str, look: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Around a request and what follows from it: an interrupt leaves nothing under way.
 
         It may come at any instruction, also between the machine's answer and the first step.
@@ -210,6 +214,7 @@ class Transactions(Closeable):
                 ours = self._drivers.get(transactional_id) == threading.get_ident()
                 if effect is not None and ours:
                     self._failed(effect)
+                    look()
             raise
 
     def _appended(self, effect: Append) -> None:
@@ -280,24 +285,28 @@ class Transactions(Closeable):
         elif found.encode() == effect.metadata.encode():
             self._machine.replay(name, effect.metadata)  # it is in the log after all
 
-    def _settled(self, transactional_id: str) -> None:
-        """Wait while an effect is under way; go on with markers that nobody writes.
+    def _when_settled(
+        self, transactional_id: str, request: Callable[[], Effect | None]
+    ) -> Effect | None:
+        """Call `request` under the lock, and return what it returns.
 
-        Called with the lock held, once; returns with it held.
+        Before that, wait while an effect is under way; write markers that no thread writes.
         """
         while True:
-            while self._machine.is_under_way(transactional_id):
-                self._changed.wait()
-            known = self._machine.get(transactional_id)
-            if known is None or not known.state.is_prepared:
-                return
-            self._drivers[transactional_id] = threading.get_ident()
-            effect = self._machine.resume(transactional_id)
-            self._lock.release()
-            try:
+            gate = effect = None
+            with self._lock:
+                if self._machine.is_under_way(transactional_id):
+                    gate = self._changed.gate()
+                else:
+                    self._drivers[transactional_id] = threading.get_ident()
+                    known = self._machine.get(transactional_id)
+                    if known is None or not known.state.is_prepared:
+                        return request()
+                    effect = self._machine.resume(transactional_id)
+            if gate is not None:
+                gate.wait()
+            else:
                 self._drive(effect)
-            finally:
-                self._lock.acquire()
 
     def _ask(
         self,
@@ -311,19 +320,27 @@ class Transactions(Closeable):
         when this returns: what the caller gets must be taken from this result.
         """
         check_text("a transactional id", transactional_id)
-        with self._driving(transactional_id):
-            with self._lock:
-                if self._closing:
-                    raise ClosedError(f"the store {self._store.path} is closed")
-                unreadable = self.unreadable.get(self._number_of(transactional_id))
-                if unreadable is not None:
-                    raise unreadable
-                self._settled(transactional_id)
-                self._drivers[transactional_id] = threading.get_ident()
-                effect = request(self._clock.time_ms())
-                if effect is None:
-                    return self._machine.get(transactional_id)
-            return self._drive(effect, look)
+        state: TransactionMetadata | None = None
+
+        def ask() -> Effect | None:
+            nonlocal state
+            self._check_answers(transactional_id)
+            effect = request(self._clock.time_ms())
+            state = self._machine.get(transactional_id)
+            return effect
+
+        with self._driving(transactional_id, look):
+            self._check_answers(transactional_id)
+            effect = self._when_settled(transactional_id, ask)
+            return state if effect is None else self._drive(effect, look)
+
+    def _check_answers(self, transactional_id: str) -> None:
+        """Raise if nothing can be asked about an id."""
+        if self._closing:
+            raise ClosedError(f"the store {self._store.path} is closed")
+        unreadable = self.unreadable.get(self._number_of(transactional_id))
+        if unreadable is not None:
+            raise unreadable
 
     # ---- for producers ----
 
@@ -489,16 +506,16 @@ class Transactions(Closeable):
         return tuple(sorted(names))
 
     def _finish(self, transactional_id: str) -> None:
+
+        def abort() -> Effect | None:
+            known = self._machine.get(transactional_id)
+            if known is None or known.state is not TransactionState.ONGOING:
+                return None
+            return self._machine.abort(transactional_id, self._clock.time_ms())
+
         try:
             with self._driving(transactional_id):
-                with self._lock:
-                    self._settled(transactional_id)
-                    known = self._machine.get(transactional_id)
-                    if known is None or known.state is not TransactionState.ONGOING:
-                        return
-                    self._drivers[transactional_id] = threading.get_ident()
-                    effect = self._machine.abort(transactional_id, self._clock.time_ms())
-                self._drive(effect)
+                self._drive(self._when_settled(transactional_id, abort))
         except ConcurrentTransactionsError:
             return  # someone else ends it
 

@@ -49,6 +49,7 @@ class Transaction:
         self._producer = producer
         self.enlisted: set[tuple[str, int]] = set()  # partitions that the coordinator knows of
         self.over = ""  # how it ended
+        self.entered = False  # a with block ends it
         # The producer's own, as quick as that; taken away when it is over.
         self.send = producer.send
 
@@ -116,6 +117,7 @@ class Transaction:
 
     def __enter__(self) -> Self:
         self.check_open()
+        self.entered = True
         return self
 
     def __exit__(

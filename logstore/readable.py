@@ -31,7 +31,7 @@ from logstore.record import Record
 from logstore.recovery import RecoveryReport
 from logstore.scan import Scan
 from logstore.segment import Segment
-from logstore.view import View
+from logstore.view import Cut, View
 
 if TYPE_CHECKING:  # imported by those who look for damage
     from logstore.inspection import CheckProgress
@@ -406,6 +406,14 @@ class ReadableLog:
         What looked like damage before may have been a cut: a writer announces one before it cuts.
         """
         return self._view.moved_since(generation)
+
+    @property
+    def cut(self) -> Cut:
+        """The newest truncation.  Keep it together with an offset, and compare it later: see Cut.
+
+        A reader of another process's log gets a new one when it looks, for example at the end.
+        """
+        return self._view.cut
 
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""

@@ -419,14 +419,20 @@ class ReadableLog:
         """The segment with the greatest base offset at or below `offset`."""
         return self._view.segment_for(offset)
 
-    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
+    def wait_beyond(
+        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+    ) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up.
+
+        With `cut`, a truncation after it ends the wait as well.
+        """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def reached() -> bool:
-            return (self.last_stable_offset if committed else self.end_offset) > offset
+            end = self.last_stable_offset if committed else self.end_offset
+            return end > offset or (cut is not None and self._view.cut is not cut)
 
         return self._view.wait_until(reached, deadline)
 

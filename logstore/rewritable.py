@@ -186,8 +186,8 @@ class RewritableLog(AppendableLog):
     def truncate(self, end_offset: int) -> None:
         """Cut the log so that `end_offset` is the next offset.  Records below it stay, all of them.
 
-        Safe against a crash at any point: the cut is planned in a file first.  Scans that have
-        already read beyond keep what they have.
+        Safe against a crash at any point: the cut is planned in a file first.  A scan that has
+        read beyond keeps what it has, and raises LogTruncatedError when it asks for more.
         """
         check_int("an offset", end_offset)
         with self._view.lock:
@@ -205,6 +205,8 @@ class RewritableLog(AppendableLog):
                 # Whatever stopped it half-way, the plan is on disk: opening again finishes the cut.
                 self._fail(error)
                 raise
+            finally:
+                self._view.wake_followers()
 
     def _truncate_locked(self, end_offset: int) -> None:
         view, stable = self._view, self._stable

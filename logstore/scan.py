@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logstore import _native
-from logstore.errors import OffsetOutOfRangeError
+from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
 from logstore.index import AbortedTransaction, pack_aborted
 from logstore.record import Columns, Record, arrow_schema, field_mask, needed
 from logstore.segment import Segment
@@ -25,6 +25,8 @@ from logstore.segment import Segment
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from logstore.view import Cut
 
 __all__ = ["LocatedBatch", "Scan", "Skipped"]
 
@@ -69,14 +71,23 @@ class Readable(Protocol):
     def moved_since(self, generation: int) -> bool:
         """Whether it did; what looked like damage then is to be looked at again."""
 
+    @property
+    def cut(self) -> Cut:
+        """The newest truncation."""
+
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
 
     @property
     def last_stable_offset(self) -> int: ...
     def aborted_transactions(self, start: int, stop: int) -> list[AbortedTransaction]: ...
-    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
+    def wait_beyond(
+        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+    ) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up.
+
+        With `cut`, a truncation after it ends the wait as well.
+        """
 
 
 class Scan:
@@ -256,6 +267,7 @@ class Scan:
     def _segment_scans(self) -> Iterator[_native.SegmentScan]:
         """One C iterator per segment; while following, the same one again when it has more."""
         source = self._source
+        cut = source.cut  # before anything is read: a truncation from now on is noticed
         offset = self._first_offset()
         stop = self._stop
         if stop is None:
@@ -266,8 +278,9 @@ class Scan:
         self._current, self._reached = None, offset
         while offset < stop:
             limit = self._end()
+            cut = self._after_cuts(cut, offset)
             if offset >= limit:
-                if not self._follow or not self._wait_beyond(offset):
+                if not self._follow or not self._wait_beyond(offset, cut):
                     return
                 continue
             if offset < source.start_offset:
@@ -288,30 +301,41 @@ class Scan:
             while True:
                 yield scan
                 offset = max(offset, scan.next_offset)
-                if self._committed and not scan.stale:
+                if scan.stale or source.cut is not cut:
+                    break  # it ended at a cut, not at the end it knew: look again from here
+                if self._committed:
                     ends = segment.next_base
                     offset = max(offset, limit if ends is None else min(limit, ends))
                     break
-                if segment.sealed and not scan.stale:
+                if segment.sealed:
                     # What was appended just before the roll is still in this segment.
                     yield scan
                     offset = max(offset, scan.next_offset)
-                    if not scan.stale:
+                    if not scan.stale and source.cut is cut:
                         offset = max(offset, segment.end_offset)
-                        break
-                if scan.stale:
-                    break  # it ran into a cut, not into damage: look again from here
+                    break
                 if offset >= stop or not self._follow:
                     return
-                if not self._wait_beyond(offset):
+                if not self._wait_beyond(offset, cut):
                     return
                 if source.segment_for(offset) is not segment or segment._file is not file:
                     break  # the log was cut or loaded anew: that file is not its end any more
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
 
-    def _wait_beyond(self, offset: int) -> bool:
-        return self._source.wait_beyond(offset, self._timeout, committed=self._committed)
+    def _wait_beyond(self, offset: int, cut: Cut) -> bool:
+        return self._source.wait_beyond(offset, self._timeout, committed=self._committed, cut=cut)
+
+    def _after_cuts(self, cut: Cut, offset: int) -> Cut:
+        """Return the newest Cut; raise if a truncation since `cut` is below the position."""
+        newest = self._source.cut
+        if newest is not cut:
+            lowest = cut.lowest_since()
+            if lowest is not None and lowest < offset:
+                source = self._source
+                raise LogTruncatedError(offset, truncated_to=lowest, start=source.start_offset,
+                                        end=source.end_offset, where=source.name)  # fmt: skip
+        return newest
 
     def _open(self, segment: Segment, offset: int, stop: int) -> _native.SegmentScan:
         aborted = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ from logstore import (
     Consumer,
     LogTruncatedError,
     Partition,
+    Producer,
     Record,
     Store,
     TopicPartition,
@@ -269,3 +271,30 @@ def test_a_consumer_of_another_process_past_a_cut_reads_on_at_the_cut(store: Sto
         log.truncate(5)
         fill(log, b"new", 20)
         assert by_poll(consumer) == [b"new-%d" % n for n in range(20)]
+
+
+# ---- transactions ----
+
+
+def test_a_producer_whose_marker_was_cut_off_shows_nothing_of_what_it_aborted(store: Store) -> None:
+    log = store.create_topic("t")[0]
+
+    def committed(partition: Partition) -> list[bytes | None]:
+        return [record.value for record in partition.scan(isolation="read_committed")]
+
+    with Producer(store, "id") as producer:
+        with contextlib.suppress(KeyError), producer.transaction():
+            producer.append("t", b"aborted")
+            raise KeyError
+        assert log.end_offset == 2
+        log.truncate(1)
+        with producer.transaction():
+            producer.send("t", b"kept")
+        assert committed(log) == [b"kept"]
+        with logstore.open(store.path, readonly=True) as beside:
+            assert committed(beside["t"][0]) == [b"kept"]
+    assert log.check() == []
+    store.close()
+    with logstore.open(store.path) as again:
+        assert committed(again["t"][0]) == [b"kept"]
+        assert again["t"][0].check() == []

@@ -57,6 +57,15 @@ def milliseconds(when: int | datetime.datetime) -> int:
     return when
 
 
+def is_committed(isolation: str) -> bool:
+    """Whether this is "read_committed"; ConfigError unless it is one of Kafka's two levels."""
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise ConfigError(
+            f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
+        )
+    return isolation == "read_committed"
+
+
 class ReadableLog:
     """What every open log can do, whoever writes it."""
 
@@ -207,10 +216,7 @@ class ReadableLog:
         nothing.  ``on_corrupt="skip"`` passes over damage and lists it in ``scan.skipped``.
         """
         self._view.check_usable()
-        if isolation not in ("read_uncommitted", "read_committed"):
-            raise ConfigError(
-                f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
-            )
+        committed = is_committed(isolation)
         for bound in (start, stop):
             if bound is not None and not isinstance(bound, int):
                 raise TypeError(f"an offset is an int, not {type(bound).__name__}")
@@ -219,7 +225,7 @@ class ReadableLog:
                     bound, start=self._view.start_offset, end=self.end_offset, where=self.name
                 )
         return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
-                    on_corrupt=on_corrupt, committed=isolation == "read_committed")  # fmt: skip
+                    on_corrupt=on_corrupt, committed=committed)  # fmt: skip
 
     @overload
     def __getitem__(self, offset: int) -> Record: ...
@@ -259,31 +265,57 @@ class ReadableLog:
             else:
                 return record
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes, *, isolation: str = "read_uncommitted") -> Record | None:
         """The newest record of a key; None when there is none, or it is a tombstone.
 
         There is no index of keys: segments are read from the newest back to the first that has the
-        key, and all of them when none does.
+        key, and all of them when none does.  `isolation` as in `scan`: with "read_committed", the
+        newest record that is of no aborted or open transaction.
         """
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
+        committed = is_committed(isolation)
         while True:
             generation = self._view.generation
             try:
-                return self._newest_of(key)
-            except (CorruptLogError, FileNotFoundError):
+                record = self._newest_of(key, committed)
+            except (CorruptLogError, FileNotFoundError, OffsetOutOfRangeError):
                 if not self._view.moved_since(generation):
                     raise
+                continue
+            # A record that was found may be old by now, but was the newest when `get` was called.
+            # One that was not found may have been compacted away because a newer one was appended.
+            if record is not None or not self._view.moved_since(generation):
+                return None if record is None or record.value is None else record
 
-    def _newest_of(self, key: bytes) -> Record | None:
-        start, offset = self.start_offset, self.end_offset
+    def _newest_of(self, key: bytes, committed: bool) -> Record | None:
+        start, end = self.start_offset, self.end_offset
+        if committed:
+            end = self.last_stable_offset
+        offset = end
         while offset > start:
             segment = self._view.segment_for(offset - 1)
             found = segment.newest_of(key, start)
             if found >= 0:
-                record = segment.get(found)
-                return None if record is None or record.value is None else record
+                record = (
+                    self._newest_committed(key, max(start, segment.base_offset), found, end)
+                    if committed
+                    else segment.get(found)
+                )
+                if record is not None:
+                    return record
             offset = segment.base_offset
+        return None
+
+    def _newest_committed(self, key: bytes, start: int, found: int, end: int) -> Record | None:
+        """The newest committed record of a key in [start, found], below `end`."""
+        for first in (found, start):  # mostly it is the one at `found`
+            newest = None
+            for record in self.scan(first, min(found + 1, end), isolation="read_committed"):
+                if record.key == key:
+                    newest = record
+            if newest is not None:
+                return newest
         return None
 
     def _slice(self, offsets: slice) -> Scan:

@@ -106,7 +106,7 @@ SIGNATURES = [
         "(self, value, *, key=None, headers=(), timestamp=None, partition=None, durability=None)",
     ),
     (Topic.extend, "(self, records, *, partition=None, durability=None)"),
-    (Topic.get, "(self, key)"),
+    (Topic.get, "(self, key, *, isolation='read_uncommitted')"),
     (Topic.alter, "(self, config)"),
     (Topic.add_partitions, "(self, count)"),
     (Topic.describe, "(self)"),
@@ -133,7 +133,7 @@ SIGNATURES = [
         "timeout=None, max_records=None, on_corrupt='raise')",
     ),
     (Partition.tail, "(self, n, *, isolation='read_uncommitted')"),
-    (Partition.get, "(self, key)"),
+    (Partition.get, "(self, key, *, isolation='read_uncommitted')"),
     (Partition.offset_for_time, "(self, when)"),
     (
         Partition.read_batches,

@@ -204,11 +204,15 @@ class ReadableLog:
         timeout: float | None = None,
         max_records: int | None = None,
         on_corrupt: str = "raise",
+        on_lost: str = "raise",
     ) -> Scan:
         """Records with offsets in [start, stop), lazily; from the first to the last by default.
 
-        A `start` below the log begins at its first record, one beyond its end finds nothing; for
-        offsets from the end use a slice, ``log[-10:]``.  At most `max_records` are returned.
+        Without a `start` it begins at the first record.  A `start` below ``start_offset`` raises
+        OffsetOutOfRangeError: these records were deleted.  A scan under way raises it when
+        retention or `trim` overtakes it.  ``on_lost="skip"`` reads on at ``start_offset`` instead.
+        A `start` beyond the end finds nothing; for offsets from the end use a slice,
+        ``log[-10:]``.  At most `max_records` are returned.
         `isolation`: "read_uncommitted" shows every record as soon as it is there;
         "read_committed" shows none of an aborted transaction, and nothing at or beyond
         ``last_stable_offset``.
@@ -224,8 +228,12 @@ class ReadableLog:
                 raise OffsetOutOfRangeError(
                     bound, start=self._view.start_offset, end=self.end_offset, where=self.name
                 )
+        if start is not None and start < self._view.start_offset and on_lost == "raise":
+            raise OffsetOutOfRangeError(
+                start, start=self._view.start_offset, end=self.end_offset, where=self.name
+            )
         return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
-                    on_corrupt=on_corrupt, committed=committed)  # fmt: skip
+                    on_corrupt=on_corrupt, on_lost=on_lost, committed=committed)  # fmt: skip
 
     @overload
     def __getitem__(self, offset: int) -> Record: ...
@@ -311,7 +319,8 @@ class ReadableLog:
         """The newest committed record of a key in [start, found], below `end`."""
         for first in (found, start):  # mostly it is the one at `found`
             newest = None
-            for record in self.scan(first, min(found + 1, end), isolation="read_committed"):
+            scan = self.scan(first, min(found + 1, end), isolation="read_committed", on_lost="skip")
+            for record in scan:
                 if record.key == key:
                     newest = record
             if newest is not None:
@@ -321,10 +330,10 @@ class ReadableLog:
     def _slice(self, offsets: slice) -> Scan:
         if offsets.step not in (None, 1):
             raise ValueError("a slice of a log has no step")
-        end = self.end_offset
+        end, first = self.end_offset, self._view.start_offset
 
         def bound(offset: int | None) -> int | None:
-            return max(0, offset + end) if offset is not None and offset < 0 else offset
+            return max(first, offset + end) if offset is not None and offset < 0 else offset
 
         return self.scan(bound(offsets.start), bound(offsets.stop))
 
@@ -341,7 +350,8 @@ class ReadableLog:
         while n:
             # Offsets without a record (compaction, control batches) make a look further back.
             start = max(first, end - span)
-            records = collections.deque(self.scan(start, end, isolation=isolation), maxlen=n)
+            scan = self.scan(start, end, isolation=isolation, on_lost="skip")
+            records = collections.deque(scan, maxlen=n)
             if len(records) == n or start == first:
                 return list(records)
             span *= 4

@@ -103,10 +103,13 @@ class Scan:
         timeout: float | None = None,
         max_records: int | None = None,
         on_corrupt: str = "raise",
+        on_lost: str = "raise",
         committed: bool = False,
     ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise ValueError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
+        if on_lost not in ("raise", "skip"):
+            raise ValueError(f"on_lost must be 'raise' or 'skip', not {on_lost!r}")
         if max_records is not None and max_records < 0:
             raise ValueError(f"max_records must not be negative, not {max_records}")
         self._source = source
@@ -117,6 +120,7 @@ class Scan:
         self._timeout = timeout
         self._max_records = None if max_records is None else min(max_records, sys.maxsize)
         self._on_corrupt = on_corrupt
+        self._skips_lost = on_lost == "skip"
         self._committed = committed
         self._current: _native.SegmentScan | None = None
         self._reached: int | None = None  # where an iteration stands that has no current segment
@@ -132,7 +136,9 @@ class Scan:
         """Where the latest iteration stands: start a scan here to go on with what comes next."""
         if self._current is not None:
             return self._current.next_offset
-        return self._first_offset() if self._reached is None else self._reached
+        if self._reached is not None:
+            return self._reached
+        return self._source.start_offset if self._start is None else self._start
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -254,8 +260,13 @@ class Scan:
         return self._source.last_stable_offset if self._committed else self._source.end_offset
 
     def _first_offset(self) -> int:
+        """Where an iteration begins; raises if that was deleted, unless `on_lost` is "skip"."""
         start = self._source.start_offset
-        return start if self._start is None else max(self._start, start)
+        if self._start is None:
+            return start
+        if self._start < start and not self._skips_lost:
+            raise self._fell_behind(self._start)
+        return max(self._start, start)
 
     def _skipped_by(self, scan: _native.SegmentScan) -> list[Skipped]:
         path = scan.path
@@ -284,7 +295,10 @@ class Scan:
                     return
                 continue
             if offset < source.start_offset:
-                raise self._fell_behind(offset)
+                if not self._skips_lost:
+                    raise self._fell_behind(offset)
+                offset = self._reached = source.start_offset
+                continue
             # Committed readers know no further than the limit what was aborted: they open anew.
             limit = min(stop, limit) if self._committed else stop
             generation = source.generation
@@ -293,7 +307,8 @@ class Scan:
                 file = segment.file
                 scan = self._open(segment, offset, limit)
             except FileNotFoundError:
-                if offset < source.start_offset or not source.moved_since(generation):
+                lost = offset < source.start_offset
+                if not source.moved_since(generation) or (lost and not self._skips_lost):
                     raise self._fell_behind(offset) from None
                 continue
             scan.moved = functools.partial(source.moved_since, generation)

@@ -130,7 +130,7 @@ SIGNATURES = [
     (
         Partition.scan,
         "(self, start=None, stop=None, *, isolation='read_uncommitted', follow=False, "
-        "timeout=None, max_records=None, on_corrupt='raise')",
+        "timeout=None, max_records=None, on_corrupt='raise', on_lost='raise')",
     ),
     (Partition.tail, "(self, n, *, isolation='read_uncommitted')"),
     (Partition.get, "(self, key, *, isolation='read_uncommitted')"),

@@ -332,9 +332,9 @@ class OffsetBook(Closeable):
 def _replay(log: Partition, ledger: Ledger, end: int) -> None:
     """Take in everything from the ledger's next offset to `end`."""
     start = max(ledger.next_offset, log.start_offset)
-    records = iter(log.scan(start, end))
+    records = iter(log.scan(start, end, on_lost="skip"))
     record = next(records, None)
-    for raw in log.scan(start, end).batches():
+    for raw in log.scan(start, end, on_lost="skip").batches():
         header = BatchHeader.parse(raw)
         if header.control:
             marker = EndMarker.parse(raw)

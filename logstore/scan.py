@@ -316,7 +316,7 @@ class Scan:
             while True:
                 yield scan
                 offset = max(offset, scan.next_offset)
-                if scan.stale or source.cut is not cut:
+                if self._is_stale(scan, cut):
                     break  # it ended at a cut, not at the end it knew: look again from here
                 if self._committed:
                     ends = segment.next_base
@@ -326,7 +326,7 @@ class Scan:
                     # What was appended just before the roll is still in this segment.
                     yield scan
                     offset = max(offset, scan.next_offset)
-                    if not scan.stale and source.cut is cut:
+                    if not self._is_stale(scan, cut):
                         offset = max(offset, segment.end_offset)
                     break
                 if offset >= stop or not self._follow:
@@ -340,6 +340,9 @@ class Scan:
 
     def _wait_beyond(self, offset: int, cut: Cut) -> bool:
         return self._source.wait_beyond(offset, self._timeout, committed=self._committed, cut=cut)
+
+    def _is_stale(self, scan: _native.SegmentScan, cut: Cut) -> bool:
+        return scan.stale or self._source.cut is not cut
 
     def _after_cuts(self, cut: Cut, offset: int) -> Cut:
         """Return the newest Cut; raise if a truncation since `cut` is below the position."""

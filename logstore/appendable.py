@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, cast
 
 from logstore import _native, incoming
@@ -352,6 +352,8 @@ class AppendableLog(WritableLog):
             append_time = self._time_of_append() if self._append_time else -1
             self._leadership.note([(self._leadership.epoch, end)])
             data, headers = incoming.place(batches, end, self._leadership.epoch, append_time)
+            if self._abort_older_locked(headers, cast(Origin, origin)):
+                return place_locked(tried)  # one offset higher
             return self._append_raw_locked(data, headers, cast(Origin, origin), append_time, tried)
 
         try:
@@ -404,18 +406,44 @@ class AppendableLog(WritableLog):
         marker = EndMarker(commit, coordinator_epoch)
 
         def end_locked(tried: list[range]) -> AppendedBatches:
-            self._leadership.note([(self._leadership.epoch, self._next_offset())])
-            raw = marker.encode(
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                timestamp=self.clock.time_ms(),
-                base_offset=self._next_offset(),
-                leader_epoch=self._leadership.epoch,
-            )
-            headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
-            return self._append_raw_locked(raw, headers, "coordinator", -1, tried)
+            return self._end_transaction_locked(producer_id, producer_epoch, marker, tried)
 
         return self._append_raw(end_locked, fsync).offsets.start
+
+    def _end_transaction_locked(
+        self, producer_id: int, producer_epoch: int, marker: EndMarker, tried: list[range]
+    ) -> AppendedBatches:
+        self._leadership.note([(self._leadership.epoch, self._next_offset())])
+        raw = marker.encode(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            timestamp=self.clock.time_ms(),
+            base_offset=self._next_offset(),
+            leader_epoch=self._leadership.epoch,
+        )
+        headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
+        return self._append_raw_locked(raw, headers, "coordinator", -1, tried)
+
+    def _abort_older_locked(
+        self, headers: Sequence[tuple[BatchHeader, EndMarker | None]], origin: Origin
+    ) -> bool:
+        """Append the ABORT marker that is missing before a producer's next epoch, if it is.
+
+        A truncation cut the marker off, so that a transaction of the epoch before is open again.
+        Without a marker, a broker would take it for a part of the transaction that begins now.
+        """
+        header = headers[0][0]
+        open_one = self._view.producers.state.get(header.producer_id)
+        if (
+            open_one is None
+            or open_one.transaction_start < 0
+            or header.producer_epoch <= open_one.epoch
+        ):
+            return False
+        self._view.producers.admit(headers, origin)  # raises if nothing is to be appended
+        marker = EndMarker(False, max(0, open_one.coordinator_epoch))
+        self._end_transaction_locked(header.producer_id, open_one.epoch, marker, [])
+        return True
 
     def _append_raw(
         self, act: Callable[[list[range]], AppendedBatches], fsync: bool
@@ -508,15 +536,19 @@ class AppendableLog(WritableLog):
         batches._seal()
         records = batches._records
         with self._view.lock:
-            first = self._next_offset()
-            leadership = self._leadership
-            leadership.note([(leadership.epoch, first)])
-            _, heads = batches._stamp(
-                producer_id, producer_epoch, sequence, transactional, first, leadership.epoch
-            )
-            headers: list[tuple[BatchHeader, EndMarker | None]] = [
-                (BatchHeader.parse(heads, at), None) for at in range(0, len(heads), HEADER_BYTES)
-            ]
+            while True:
+                first = self._next_offset()
+                leadership = self._leadership
+                leadership.note([(leadership.epoch, first)])
+                _, heads = batches._stamp(
+                    producer_id, producer_epoch, sequence, transactional, first, leadership.epoch
+                )
+                headers: list[tuple[BatchHeader, EndMarker | None]] = [
+                    (BatchHeader.parse(heads, at), None)
+                    for at in range(0, len(heads), HEADER_BYTES)
+                ]
+                if not self._abort_older_locked(headers, origin):
+                    break
             offsets = range(first, first + records)
             admission = self._view.producers.admit(headers, origin)
             if admission.duplicate is not None:

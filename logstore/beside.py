@@ -32,7 +32,7 @@ from logstore.recovery import (
 )
 from logstore.segment import Segment
 from logstore.swap import SWAP_PLAN, SwapPlan
-from logstore.view import View
+from logstore.view import Cut, View
 
 __all__ = ["BesideWriter"]
 
@@ -74,6 +74,23 @@ class BesideWriter(View):
         self.limit = INT64_MAX if failed is None else failed.durable_offset
         self._producers_loaded = False
         self.publish(loaded.segments)
+
+    def _adopt_cuts(self, loaded: LoadedLog) -> None:
+        """Publish the truncations since the last load as one, at the lowest of their offsets."""
+        if not self.segments:  # the first load
+            super()._adopt_cuts(loaded)
+            return
+        missed = loaded.cuts - self.cut.number
+        end = loaded.contents.next_offset
+        if missed > len(loaded.cut_offsets):
+            lowest = 0  # too many: some of their offsets are not recorded any more
+        elif missed > 0:
+            lowest = min(loaded.cut_offsets[-missed:])
+        elif end < self.segments[-1].seen_end_offset:
+            lowest = end  # not by truncate: a broker has cut the log, or recovery after a failure
+        else:
+            return
+        self.add_cut(Cut(lowest, loaded.cuts, loaded.cut_offsets))
 
     def _reload(self) -> None:
         for segment in self.segments:

@@ -63,6 +63,8 @@ class PartitionState:
     first_timestamp: int  # of the active segment, for rolling by time
     leader_epoch: int = 0  # the last that was begun here, even if a cut took its records
     aborts: int = -1  # which segments list aborted transactions: see `lists_of_aborts`
+    cuts: int = 0  # truncations so far
+    cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
 
     NAME = "logstore.state"
 
@@ -101,7 +103,9 @@ class PartitionState:
         except FileNotFoundError:
             return None
         try:
-            state = cls(**json.loads(without_checksum(content)))
+            fields = json.loads(without_checksum(content))
+            fields["cut_offsets"] = tuple(fields.get("cut_offsets", ()))
+            state = cls(**fields)
         except MISREAD:
             return None
         return state if state._is_plausible() else None
@@ -109,7 +113,8 @@ class PartitionState:
     def _is_plausible(self) -> bool:
         """A right checksum says who wrote it, not that it makes sense."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        clean, boot, *numbers = values.pop("clean"), values.pop("boot"), *values.values()
+        clean, boot, cut_offsets = (values.pop(n) for n in ("clean", "boot", "cut_offsets"))
+        numbers = (*values.values(), *cut_offsets)
         return (
             isinstance(clean, bool)
             and isinstance(boot, str)

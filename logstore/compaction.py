@@ -172,7 +172,7 @@ class Compactor:
             )
         self._io_bytes = io_bytes
         self._progress = progress
-        self._cuts = 0
+        self._cut = partition.cut
         self._done = 0
         self._total = 0
 
@@ -187,7 +187,7 @@ class Compactor:
         as they were or compacted.
         """
         report = CompactionReport(dry_run=dry_run)
-        with self.partition.rewriting() as self._cuts:
+        with self.partition.rewriting() as self._cut:
             bounds = self._bounds()
             report.first_dirty_offset = report.end_offset = bounds.first_dirty
             report.dirty_ratio = bounds.ratio
@@ -205,7 +205,7 @@ class Compactor:
                         if report.end_offset < bounds.end:
                             report.reason = "the map of keys is full: further passes would follow"
                         break
-                    self.partition.note_cleaned(report.end_offset, self._cuts)
+                    self.partition.note_cleaned(report.end_offset, self._cut)
                     bounds = dataclasses.replace(
                         bounds,
                         segments=self._sealed_below(bounds.end),
@@ -224,7 +224,7 @@ class Compactor:
         """Whether the log was cut or trimmed since these were its segments."""
         here = {segment.base_offset for segment in self.partition.segments}
         gone = any(segment.base_offset not in here for segment in segments)
-        return gone or self.partition.was_cut_since(self._cuts)
+        return gone or self.partition.was_cut_since(self._cut)
 
     def _sealed_below(self, end: int) -> tuple[Segment, ...]:
         return tuple(
@@ -401,7 +401,7 @@ class Compactor:
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
         report = CompactionReport(dry_run=dry_run, passes=1)
-        with self.partition.rewriting() as self._cuts:
+        with self.partition.rewriting() as self._cut:
             active = self.partition.segments[-1]
             rules = _Rules(
                 keys=None,
@@ -473,7 +473,7 @@ class Compactor:
         try:
             yield file
         except CorruptLogError:
-            if self.partition.was_cut_since(self._cuts):
+            if self.partition.was_cut_since(self._cut):
                 raise _LogChangedError from None
             raise
         finally:
@@ -531,7 +531,7 @@ class Compactor:
                         directory.write(names[-1], content, sync=True)
                     directory.sync()
                     new = RewrittenSegment(base, (".log", *files), size, crc)
-                    if not self.partition.replace_segments(group, new, self._cuts):
+                    if not self.partition.replace_segments(group, new, self._cut):
                         raise _LogChangedError
                     names = []
             finally:

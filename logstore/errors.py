@@ -5,6 +5,7 @@
         ForkedHandleError                        used in a child process after fork
       ReadOnlyError               ValueError     a write through readonly=True
       OffsetOutOfRangeError       IndexError     outside [start_offset, end_offset)
+        LogTruncatedError                        the log was cut below a reader's position
       RecordNotFoundError         LookupError    inside, but compacted away
       RecordTooLargeError         ValueError
       InvalidRecordError          ValueError     a record that can never be stored
@@ -51,6 +52,7 @@ __all__ = [
     "InvalidRecordError",
     "LockedError",
     "LogStoreError",
+    "LogTruncatedError",
     "NotALogError",
     "OffsetOutOfRangeError",
     "OutOfOrderSequenceError",
@@ -91,6 +93,24 @@ class OffsetOutOfRangeError(LogStoreError, IndexError):
         self.offset = offset
         self.start = start
         self.end = end
+
+
+class LogTruncatedError(OffsetOutOfRangeError):
+    """The log was truncated to ``.truncated_to`` after this reader had read up to ``.offset``.
+
+    What the reader got from ``.truncated_to`` on is not in the log any more; other records have
+    these offsets, or will have them.  Read on from ``.truncated_to``.
+    """
+
+    def __init__(
+        self, offset: int, *, truncated_to: int, start: int, end: int, where: str = "the log"
+    ) -> None:
+        super().__init__(offset, start=start, end=end, where=where)
+        self.args = (
+            f"{where} was truncated to offset {truncated_to} after it was read up to offset "
+            f"{offset}; it is [{start}, {end}) now: read on from {truncated_to}",
+        )
+        self.truncated_to = truncated_to
 
 
 class RecordNotFoundError(LogStoreError, LookupError):

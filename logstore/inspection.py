@@ -15,6 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from logstore import _native
 from logstore._files import (
@@ -70,6 +71,25 @@ def bytes_to_inspect(segments: Sequence[Segment], *, deep: bool) -> int:
     return sum(segment.size_bytes for segment in segments) if deep else len(segments)
 
 
+class _Look(NamedTuple):
+    """A segment as it was at one moment: appends and a roll after it change nothing here."""
+
+    sealed: bool
+    live: bool  # this process appends to it: its index entries are in memory
+    limit: int  # bytes of its .log file
+    end_offset: int
+    offsets: bytes = b""  # entries of a live segment
+    times: bytes = b""
+
+    @classmethod
+    def at(cls, segment: Segment) -> _Look:
+        """Look at a segment.  Requires the lock of the view."""
+        sealed, live = segment.sealed, segment.writer is not None
+        limit = segment.file.size() if sealed else segment.file.end
+        entries = (segment.offset_index.entries, segment.time_index.entries) if live else ()
+        return cls(sealed, live, limit, segment.end_offset, *map(bytes, entries))
+
+
 class PartitionInspection:
     """One look at the files of a partition.  `run` may be called once."""
 
@@ -82,12 +102,22 @@ class PartitionInspection:
         self._deep = deep
         self._moved = moved or _ignore
         self._problems: list[Problem] = []
+        self._last: tuple[Segment, _Look] | None = None
+
+    def _look_at(self, segment: Segment) -> _Look:
+        if self._last is not None and segment is self._last[0]:
+            return self._last[1]
+        return _Look.at(segment)
 
     def run(self) -> list[Problem]:
         """Everything that is wrong, segment by segment; then what is beside them."""
         view = self._view
-        end = view.segments[-1].end_offset
-        segments = view.segments
+        with view.lock:
+            # The last one may grow or be sealed from now on.
+            segments = view.segments
+            end = segments[-1].end_offset
+            with contextlib.suppress(FileNotFoundError):  # a directory without any segment yet
+                self._last = segments[-1], _Look.at(segments[-1])
         producers = 0
         for segment in segments:
             try:
@@ -144,7 +174,8 @@ class PartitionInspection:
             self._moved(1)
         sound = len(self._problems) == before
         # The index files of a segment that another process appends to may lag behind.
-        if segment.sealed or segment.writer is not None:
+        look = self._look_at(segment)
+        if look.sealed or look.live:
             self._inspect_indexes(segment, contents)
         self._inspect_digest(segment, sound)
         return 0 if contents is None else contents.producers
@@ -152,7 +183,7 @@ class PartitionInspection:
     def _walk(self, segment: Segment) -> SegmentContents:
         """Every batch and every record; damage is noted and passed over."""
         file = segment.file
-        limit = file.end if not segment.sealed else file.size()
+        limit = self._look_at(segment).limit
         position, producers, first = 0, 0, True
         contents = segment.walk(limit=limit, progress=self._progress(0))
         whole = contents
@@ -224,7 +255,7 @@ class PartitionInspection:
         """Whether the file ends where its records should."""
         if any(p.path == segment.path and p.position >= 0 for p in self._problems):
             return  # said so already
-        wanted = segment.end_offset
+        wanted = self._look_at(segment).end_offset
         if contents.next_offset < wanted and segment.dense:
             self._note(
                 ProblemKind.MISSING_RECORDS,
@@ -282,8 +313,9 @@ class PartitionInspection:
             (".timeindex", ProblemKind.DAMAGED_TIME_INDEX, TimeIndex.ENTRY_BYTES),
         ):
             name = segment_name(segment.base_offset, suffix)
-            live = segment.writer is not None
-            raw = _live_entries(segment, suffix) if live else self._read(name)
+            look = self._look_at(segment)
+            entries = look.offsets if suffix == ".index" else look.times
+            raw = entries if look.live else self._read(name)
             if raw is None:
                 if segment.size_bytes and not self._is_unreadable(name):
                     self._note(ProblemKind.MISSING_INDEX, name, "there is no such file")
@@ -426,7 +458,11 @@ class PartitionInspection:
     # ---- beside the log ----
 
     def _inspect_side_files(self, segments: Sequence[Segment]) -> None:
-        bases = {segment.base_offset for segment in segments}
+        names = self._directory.names()
+        self._view.look()
+        with self._view.lock:  # after the listing: a roll that made one of these files is over
+            known = (*segments, *self._view.segments)
+        bases = {segment.base_offset for segment in known}
         checks = {
             PartitionState.NAME: self._inspect_state,
             DurableMark.NAME: self._inspect_mark,
@@ -438,7 +474,7 @@ class PartitionInspection:
             TRUNCATION_PLAN: self._inspect_truncation,
             FailedSync.NAME: self._inspect_failed_sync,
         }
-        for name in sorted(self._directory.names()):
+        for name in sorted(names):
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                 if name in (*checks, *_WITHOUT_CONTENTS) and not self._directory.is_regular(name):
                     self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
@@ -551,10 +587,6 @@ def _rebuilt(segment: Segment, contents: SegmentContents, suffix: str) -> tuple[
     if suffix == ".index":
         return (contents.offsets,)
     return (contents.times, segment.final_times(contents))
-
-
-def _live_entries(segment: Segment, suffix: str) -> bytes:
-    return segment.offset_index.entries if suffix == ".index" else segment.time_index.entries
 
 
 def _differs(now: FileDigest, then: FileDigest) -> str:

@@ -31,7 +31,7 @@ from logstore.record import Record
 from logstore.recovery import RecoveryReport
 from logstore.scan import Scan
 from logstore.segment import Segment
-from logstore.view import View
+from logstore.view import Cut, View
 
 if TYPE_CHECKING:  # imported by those who look for damage
     from logstore.inspection import CheckProgress
@@ -55,6 +55,15 @@ def milliseconds(when: int | datetime.datetime) -> int:
     if not isinstance(when, int):
         raise TypeError(f"a time is int milliseconds or a datetime with a time zone, not {when!r}")
     return when
+
+
+def is_committed(isolation: str) -> bool:
+    """Whether this is "read_committed"; ConfigError unless it is one of Kafka's two levels."""
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise ConfigError(
+            f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
+        )
+    return isolation == "read_committed"
 
 
 class ReadableLog:
@@ -195,11 +204,15 @@ class ReadableLog:
         timeout: float | None = None,
         max_records: int | None = None,
         on_corrupt: str = "raise",
+        on_lost: str = "raise",
     ) -> Scan:
         """Records with offsets in [start, stop), lazily; from the first to the last by default.
 
-        A `start` below the log begins at its first record, one beyond its end finds nothing; for
-        offsets from the end use a slice, ``log[-10:]``.  At most `max_records` are returned.
+        Without a `start` it begins at the first record.  A `start` below ``start_offset`` raises
+        OffsetOutOfRangeError: these records were deleted.  A scan under way raises it when
+        retention or `trim` overtakes it.  ``on_lost="skip"`` reads on at ``start_offset`` instead.
+        A `start` beyond the end finds nothing; for offsets from the end use a slice,
+        ``log[-10:]``.  At most `max_records` are returned.
         `isolation`: "read_uncommitted" shows every record as soon as it is there;
         "read_committed" shows none of an aborted transaction, and nothing at or beyond
         ``last_stable_offset``.
@@ -207,10 +220,7 @@ class ReadableLog:
         nothing.  ``on_corrupt="skip"`` passes over damage and lists it in ``scan.skipped``.
         """
         self._view.check_usable()
-        if isolation not in ("read_uncommitted", "read_committed"):
-            raise ConfigError(
-                f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
-            )
+        committed = is_committed(isolation)
         for bound in (start, stop):
             if bound is not None and not isinstance(bound, int):
                 raise TypeError(f"an offset is an int, not {type(bound).__name__}")
@@ -218,8 +228,12 @@ class ReadableLog:
                 raise OffsetOutOfRangeError(
                     bound, start=self._view.start_offset, end=self.end_offset, where=self.name
                 )
+        if start is not None and start < self._view.start_offset and on_lost == "raise":
+            raise OffsetOutOfRangeError(
+                start, start=self._view.start_offset, end=self.end_offset, where=self.name
+            )
         return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
-                    on_corrupt=on_corrupt, committed=isolation == "read_committed")  # fmt: skip
+                    on_corrupt=on_corrupt, on_lost=on_lost, committed=committed)  # fmt: skip
 
     @overload
     def __getitem__(self, offset: int) -> Record: ...
@@ -259,40 +273,67 @@ class ReadableLog:
             else:
                 return record
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes, *, isolation: str = "read_uncommitted") -> Record | None:
         """The newest record of a key; None when there is none, or it is a tombstone.
 
         There is no index of keys: segments are read from the newest back to the first that has the
-        key, and all of them when none does.
+        key, and all of them when none does.  `isolation` as in `scan`: with "read_committed", the
+        newest record that is of no aborted or open transaction.
         """
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
+        committed = is_committed(isolation)
         while True:
             generation = self._view.generation
             try:
-                return self._newest_of(key)
-            except (CorruptLogError, FileNotFoundError):
+                record = self._newest_of(key, committed)
+            except (CorruptLogError, FileNotFoundError, OffsetOutOfRangeError):
                 if not self._view.moved_since(generation):
                     raise
+                continue
+            # A record that was found may be old by now, but was the newest when `get` was called.
+            # One that was not found may have been compacted away because a newer one was appended.
+            if record is not None or not self._view.moved_since(generation):
+                return None if record is None or record.value is None else record
 
-    def _newest_of(self, key: bytes) -> Record | None:
-        start, offset = self.start_offset, self.end_offset
+    def _newest_of(self, key: bytes, committed: bool) -> Record | None:
+        start, end = self.start_offset, self.end_offset
+        if committed:
+            end = self.last_stable_offset
+        offset = end
         while offset > start:
             segment = self._view.segment_for(offset - 1)
             found = segment.newest_of(key, start)
             if found >= 0:
-                record = segment.get(found)
-                return None if record is None or record.value is None else record
+                record = (
+                    self._newest_committed(key, max(start, segment.base_offset), found, end)
+                    if committed
+                    else segment.get(found)
+                )
+                if record is not None:
+                    return record
             offset = segment.base_offset
+        return None
+
+    def _newest_committed(self, key: bytes, start: int, found: int, end: int) -> Record | None:
+        """The newest committed record of a key in [start, found], below `end`."""
+        for first in (found, start):  # mostly it is the one at `found`
+            newest = None
+            scan = self.scan(first, min(found + 1, end), isolation="read_committed", on_lost="skip")
+            for record in scan:
+                if record.key == key:
+                    newest = record
+            if newest is not None:
+                return newest
         return None
 
     def _slice(self, offsets: slice) -> Scan:
         if offsets.step not in (None, 1):
             raise ValueError("a slice of a log has no step")
-        end = self.end_offset
+        end, first = self.end_offset, self._view.start_offset
 
         def bound(offset: int | None) -> int | None:
-            return max(0, offset + end) if offset is not None and offset < 0 else offset
+            return max(first, offset + end) if offset is not None and offset < 0 else offset
 
         return self.scan(bound(offsets.start), bound(offsets.stop))
 
@@ -309,7 +350,8 @@ class ReadableLog:
         while n:
             # Offsets without a record (compaction, control batches) make a look further back.
             start = max(first, end - span)
-            records = collections.deque(self.scan(start, end, isolation=isolation), maxlen=n)
+            scan = self.scan(start, end, isolation=isolation, on_lost="skip")
+            records = collections.deque(scan, maxlen=n)
             if len(records) == n or start == first:
                 return list(records)
             span *= 4
@@ -407,18 +449,32 @@ class ReadableLog:
         """
         return self._view.moved_since(generation)
 
+    @property
+    def cut(self) -> Cut:
+        """The newest truncation.  Keep it together with an offset, and compare it later: see Cut.
+
+        A reader of another process's log gets a new one when it looks, for example at the end.
+        """
+        return self._view.cut
+
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
         return self._view.segment_for(offset)
 
-    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
+    def wait_beyond(
+        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+    ) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up.
+
+        With `cut`, a truncation after it ends the wait as well.
+        """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def reached() -> bool:
-            return (self.last_stable_offset if committed else self.end_offset) > offset
+            end = self.last_stable_offset if committed else self.end_offset
+            return end > offset or (cut is not None and self._view.cut is not cut)
 
         return self._view.wait_until(reached, deadline)
 

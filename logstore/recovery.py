@@ -142,6 +142,8 @@ class LoadedLog:
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
     leader_epoch: int = 0  # the last that was begun
     aborts_known: bool = True  # no list of aborted transactions is missing
+    cuts: int = 0  # truncations so far
+    cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
     untouched: bool = False  # as a clean close left it: nothing has to be written yet
 
 
@@ -232,6 +234,7 @@ class _Loader:
         # An fsync failed when it was last written: nothing that is cached is believed.
         self.failed: FailedSync | None = None
         self.staged: set[int] = set()  # readonly: segments that are still named .swap
+        self.truncated_to: int | None = None  # a truncation was finished here
 
     def load(self) -> LoadedLog:
         if self.readonly:
@@ -240,6 +243,7 @@ class _Loader:
         self.failed = FailedSync.read(self.directory)
         state = PartitionState.read(self.directory)
         self.state_lost = state is None
+        cuts, cut_offsets = (0, ()) if state is None else (state.cuts, state.cut_offsets)
         self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
         epochs_known = self.epochs.latest is not None
         if self.claims is not None and (state is None or self.claims.only):
@@ -251,6 +255,8 @@ class _Loader:
         loaded.epochs = self.epochs
         loaded.leader_epoch = max(self.epochs.latest or 0, state.leader_epoch if state else 0)
         loaded.version = state.version if state else 0
+        finished = () if self.truncated_to is None else (self.truncated_to,)
+        loaded.cuts, loaded.cut_offsets = cuts + len(finished), (*cut_offsets, *finished)
         return loaded
 
     def load_from(self, state: PartitionState | None) -> LoadedLog:
@@ -823,6 +829,7 @@ class _Loader:
         if plan is not None:
             plan.apply(self.directory)
             self.report.truncation_finished = True
+            self.truncated_to = plan.end_offset
         self.directory.unlink(TRUNCATION_PLAN)
         self.directory.sync()
 

@@ -4,8 +4,8 @@ From the start (trim, retention), from the end (truncate), and in the middle (wh
 in the place of sealed segments).  Whatever takes more than one change of files is planned in a file
 first, so that opening the log again finishes it; claims are lowered before the data goes.
 
-State, guarded by the view's lock: how often the log was cut.  `_rewriting` is held while segments
-are rewritten, so that there is one compaction or purge at a time; it is taken without waiting.
+`_rewriting` is held while segments are rewritten, so that there is one compaction or purge at a
+time; it is taken without waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logstore.readable import check_int, milliseconds
 from logstore.recovery import TRUNCATION_PLAN, Claims, TruncationPlan
 from logstore.segment import Segment, decompress, empty_contents
 from logstore.swap import SWAP_PLAN, RewrittenSegment, SwapPlan
-from logstore.view import View
+from logstore.view import Cut, View
 
 if TYPE_CHECKING:
     from logstore.retention import RetentionDecision, RetentionPolicy
@@ -45,7 +45,6 @@ class RewritableLog(AppendableLog):
         super().__init__(view, durability)
         self._claims = claims
         self._rewriting = threading.Lock()
-        self._cuts = 0  # truncations so far: what was read before one may not hold behind it
 
     def _abandon_in_child(self) -> None:
         """After fork: locks may be held by threads that do not exist here."""
@@ -184,8 +183,8 @@ class RewritableLog(AppendableLog):
     def truncate(self, end_offset: int) -> None:
         """Cut the log so that `end_offset` is the next offset.  Records below it stay, all of them.
 
-        Safe against a crash at any point: the cut is planned in a file first.  Scans that have
-        already read beyond keep what they have.
+        Safe against a crash at any point: the cut is planned in a file first.  A scan that has
+        read beyond keeps what it has, and raises LogTruncatedError when it asks for more.
         """
         check_int("an offset", end_offset)
         with self._view.lock:
@@ -204,6 +203,8 @@ class RewritableLog(AppendableLog):
                 # Whatever stopped it half-way, the plan is on disk: opening again finishes the cut.
                 self._fail(error)
                 raise
+            finally:
+                self._view.wake_followers()
 
     def _find_cut(self, end_offset: int) -> tuple[int, bytes, int]:
         number = self._view.number_of(end_offset)
@@ -220,7 +221,6 @@ class RewritableLog(AppendableLog):
         position, batch, kept_end = cut
         later = view.segments[number + 1 :]
         # Claims are lowered before the data is cut, and readers told to look again.
-        self._cuts += 1
         if self._cleaned_offset() > end_offset:
             # What comes behind the cut has not been compacted.
             CleanerCheckpoint.write(self.directory, end_offset)
@@ -262,7 +262,9 @@ class RewritableLog(AppendableLog):
                 segment.writer = None
                 segment.release()
             view.publish(view.segments[: number + 1])
+            self._add_cut_locked(kept_end)
             raise
+        self._add_cut_locked(end_offset)
         if durable_before >= last.base_offset:
             # The plan ended with a sync of the file: what it kept can be read whatever comes now.
             stable.commit.raise_to(contents.next_offset)
@@ -278,6 +280,10 @@ class RewritableLog(AppendableLog):
         self.directory.unlink(TRUNCATION_PLAN)
         stable.names_changed()
         stable.commit.wait_for(end_offset, end_offset)
+
+    def _add_cut_locked(self, end_offset: int) -> None:
+        cut = self._view.cut
+        self._view.add_cut(Cut(end_offset, cut.number + 1, (*cut.recent, end_offset)))
 
     def _replace_empty(self, segment: Segment, base_offset: int) -> None:
         """An empty segment under another base offset."""
@@ -362,12 +368,12 @@ class RewritableLog(AppendableLog):
         return written
 
     def _write_digest(self, segment: Segment) -> bool:
-        cuts = self._cuts
+        cut = self._view.cut
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             digest = SegmentDigest.of(self.directory, segment.base_offset)
             with self._view.lock:
                 # Its files are those that were read, unless the log was cut or rewritten.
-                same = self._cuts == cuts and segment in self._view.segments and segment.sealed
+                same = self._view.cut is cut and segment in self._view.segments and segment.sealed
                 if digest is not None and same and self._failure is None:
                     digest.write(self.directory, segment.base_offset)
                     return True
@@ -390,27 +396,28 @@ class RewritableLog(AppendableLog):
         return offset
 
     @contextlib.contextmanager
-    def rewriting(self) -> Iterator[int]:
+    def rewriting(self) -> Iterator[Cut]:
         """Nobody else rewrites segments meanwhile; for Compactor.
 
-        Appends, rolls, cuts and reads go on; the number it gives tells `was_cut_since` where it
-        began.  Raises ReadOnlyError, ClosedError, or ValueError when a compaction is under way.
+        Appends, rolls, cuts and reads go on; the Cut it yields is for `was_cut_since`.
+        Raises ReadOnlyError, ClosedError, or ValueError when a compaction is under way.
         """
         with self._view.lock:
             self._next_offset()
-            cuts = self._cuts
+            cut = self._view.cut
         if not self._rewriting.acquire(blocking=False):
             raise ValueError(f"{self.name} is being compacted or purged already")
         try:
-            yield cuts
+            yield cut
         finally:
             self._rewriting.release()
 
-    def was_cut_since(self, cuts: int) -> bool:
+    def was_cut_since(self, cut: Cut) -> bool:
         """Whether records that were read then may be gone now; for Compactor."""
-        return self._cuts != cuts
+        with self._view.lock:  # a truncation under way ends first
+            return self._view.cut is not cut
 
-    def replace_segments(self, old: Sequence[Segment], new: RewrittenSegment, cuts: int) -> bool:
+    def replace_segments(self, old: Sequence[Segment], new: RewrittenSegment, cut: Cut) -> bool:
         """Put a rewritten segment in the place of sealed ones in a row; for Compactor.
 
         False, with nothing changed, when the log was cut since, or when `old` are not its segments
@@ -418,7 +425,7 @@ class RewritableLog(AppendableLog):
         """
         with self._view.lock:
             self._next_offset()
-            if self._cuts != cuts or not self._has_in_a_row(old):
+            if self._view.cut is not cut or not self._has_in_a_row(old):
                 return False
             plan = SwapPlan(new, tuple(segment.base_offset for segment in old))
             try:
@@ -475,11 +482,11 @@ class RewritableLog(AppendableLog):
             self._fail(error)  # the plan is on disk: opening again finishes it
             raise
 
-    def note_cleaned(self, offset: int, cuts: int) -> None:
+    def note_cleaned(self, offset: int, cut: Cut) -> None:
         """Write down that compaction has been over everything below an offset; for Compactor.
 
         Nothing is noted when the log was cut since.
         """
         with self._view.lock:
-            if self._cuts == cuts and offset <= self._next_offset():
+            if self._view.cut is cut and offset <= self._next_offset():
                 CleanerCheckpoint.write(self.directory, offset)

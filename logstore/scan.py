@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logstore import _native
-from logstore.errors import OffsetOutOfRangeError
+from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
 from logstore.index import AbortedTransaction, pack_aborted
 from logstore.record import Columns, Record, arrow_schema, field_mask, needed
 from logstore.segment import Segment
@@ -25,6 +25,8 @@ from logstore.segment import Segment
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from logstore.view import Cut
 
 __all__ = ["LocatedBatch", "Scan", "Skipped"]
 
@@ -69,14 +71,23 @@ class Readable(Protocol):
     def moved_since(self, generation: int) -> bool:
         """Whether it did; what looked like damage then is to be looked at again."""
 
+    @property
+    def cut(self) -> Cut:
+        """The newest truncation."""
+
     def segment_for(self, offset: int) -> Segment:
         """The segment with the greatest base offset at or below `offset`."""
 
     @property
     def last_stable_offset(self) -> int: ...
     def aborted_transactions(self, start: int, stop: int) -> list[AbortedTransaction]: ...
-    def wait_beyond(self, offset: int, timeout: float | None, *, committed: bool = False) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up."""
+    def wait_beyond(
+        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+    ) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up.
+
+        With `cut`, a truncation after it ends the wait as well.
+        """
 
 
 class Scan:
@@ -92,10 +103,13 @@ class Scan:
         timeout: float | None = None,
         max_records: int | None = None,
         on_corrupt: str = "raise",
+        on_lost: str = "raise",
         committed: bool = False,
     ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise ValueError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
+        if on_lost not in ("raise", "skip"):
+            raise ValueError(f"on_lost must be 'raise' or 'skip', not {on_lost!r}")
         if max_records is not None and max_records < 0:
             raise ValueError(f"max_records must not be negative, not {max_records}")
         self._source = source
@@ -106,6 +120,7 @@ class Scan:
         self._timeout = timeout
         self._max_records = None if max_records is None else min(max_records, sys.maxsize)
         self._on_corrupt = on_corrupt
+        self._skips_lost = on_lost == "skip"
         self._committed = committed
         self._current: _native.SegmentScan | None = None
         self._reached: int | None = None  # where an iteration stands that has no current segment
@@ -121,7 +136,9 @@ class Scan:
         """Where the latest iteration stands: start a scan here to go on with what comes next."""
         if self._current is not None:
             return self._current.next_offset
-        return self._first_offset() if self._reached is None else self._reached
+        if self._reached is not None:
+            return self._reached
+        return self._source.start_offset if self._start is None else self._start
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -249,8 +266,13 @@ class Scan:
         return self._source.last_stable_offset if self._committed else self._source.end_offset
 
     def _first_offset(self) -> int:
+        """Where an iteration begins; raises if that was deleted, unless `on_lost` is "skip"."""
         start = self._source.start_offset
-        return start if self._start is None else max(self._start, start)
+        if self._start is None:
+            return start
+        if self._start < start and not self._skips_lost:
+            raise self._fell_behind(self._start)
+        return max(self._start, start)
 
     def _skipped_by(self, scan: _native.SegmentScan) -> list[Skipped]:
         path = scan.path
@@ -262,6 +284,7 @@ class Scan:
     def _segment_scans(self) -> Iterator[_native.SegmentScan]:
         """One C iterator per segment; while following, the same one again when it has more."""
         source = self._source
+        cut = source.cut  # before anything is read: a truncation from now on is noticed
         offset = self._first_offset()
         stop = self._stop
         if stop is None:
@@ -272,12 +295,16 @@ class Scan:
         self._current, self._reached = None, offset
         while offset < stop:
             limit = self._end()
+            cut = self._after_cuts(cut, offset)
             if offset >= limit:
-                if not self._follow or not self._wait_beyond(offset):
+                if not self._follow or not self._wait_beyond(offset, cut):
                     return
                 continue
             if offset < source.start_offset:
-                raise self._fell_behind(offset)
+                if not self._skips_lost:
+                    raise self._fell_behind(offset)
+                offset = self._reached = source.start_offset
+                continue
             # Committed readers know no further than the limit what was aborted: they open anew.
             limit = min(stop, limit) if self._committed else stop
             generation = source.generation
@@ -286,7 +313,8 @@ class Scan:
                 file = segment.file
                 scan = self._open(segment, offset, limit)
             except FileNotFoundError:
-                if offset < source.start_offset or not source.moved_since(generation):
+                lost = offset < source.start_offset
+                if not source.moved_since(generation) or (lost and not self._skips_lost):
                     raise self._fell_behind(offset) from None
                 continue
             scan.moved = functools.partial(source.moved_since, generation)
@@ -294,30 +322,44 @@ class Scan:
             while True:
                 yield scan
                 offset = max(offset, scan.next_offset)
-                if self._committed and not scan.stale:
+                if self._is_stale(scan, cut):
+                    break  # it ended at a cut, not at the end it knew: look again from here
+                if self._committed:
                     ends = segment.next_base
                     offset = max(offset, limit if ends is None else min(limit, ends))
                     break
-                if segment.sealed and not scan.stale:
+                if segment.sealed:
                     # What was appended just before the roll is still in this segment.
                     yield scan
                     offset = max(offset, scan.next_offset)
-                    if not scan.stale:
+                    if not self._is_stale(scan, cut):
                         offset = max(offset, segment.end_offset)
-                        break
-                if scan.stale:
-                    break  # it ran into a cut, not into damage: look again from here
+                    break
                 if offset >= stop or not self._follow:
                     return
-                if not self._wait_beyond(offset):
+                if not self._wait_beyond(offset, cut):
                     return
                 if source.segment_for(offset) is not segment or segment._file is not file:
                     break  # the log was cut or loaded anew: that file is not its end any more
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
 
-    def _wait_beyond(self, offset: int) -> bool:
-        return self._source.wait_beyond(offset, self._timeout, committed=self._committed)
+    def _wait_beyond(self, offset: int, cut: Cut) -> bool:
+        return self._source.wait_beyond(offset, self._timeout, committed=self._committed, cut=cut)
+
+    def _is_stale(self, scan: _native.SegmentScan, cut: Cut) -> bool:
+        return scan.stale or self._source.cut is not cut
+
+    def _after_cuts(self, cut: Cut, offset: int) -> Cut:
+        """Return the newest Cut; raise if a truncation since `cut` is below the position."""
+        newest = self._source.cut
+        if newest is not cut:
+            lowest = cut.lowest_since()
+            if lowest is not None and lowest < offset:
+                source = self._source
+                raise LogTruncatedError(offset, truncated_to=lowest, start=source.start_offset,
+                                        end=source.end_offset, where=source.name)  # fmt: skip
+        return newest
 
     def _open(self, segment: Segment, offset: int, stop: int) -> _native.SegmentScan:
         aborted = b""

@@ -172,4 +172,6 @@ class StableStorage:
                 view.recovery_point,
                 clean,
             ),
+            cuts=view.cut.number,
+            cut_offsets=view.cut.recent,
         )

@@ -315,7 +315,7 @@ class Topic(Sequence[Partition]):
 
     # ---- by key ----
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes, *, isolation: str = "read_uncommitted") -> Record | None:
         """The newest record of a key; None when there is none, or it is a tombstone.
 
         For topics that keep the newest record of every key: ConfigError unless ``cleanup.policy``
@@ -328,7 +328,7 @@ class Topic(Sequence[Partition]):
                 f"topic {self.name!r} has cleanup.policy={self._config.cleanup_policy}, and may "
                 f"have lost the newest record of a key: use cleanup.policy=compact, or scan it"
             )
-        return self[self._choose(key, b"")].get(key)
+        return self[self._choose(key, b"")].get(key, isolation=isolation)
 
     # ---- settings and size ----
 

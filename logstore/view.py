@@ -30,9 +30,35 @@ from logstore.recovery import LoadedLog, RecoveryReport
 from logstore.segment import Segment
 from logstore.waking import Notice
 
-__all__ = ["View"]
+__all__ = ["Cut", "View"]
 
 WARM_SEGMENTS = 32  # sealed segments that keep descriptor and indexes in memory
+RECENT_CUTS = 16  # truncations that a reader in another process may miss and still locate
+
+
+class Cut:
+    """One truncation of a log, linked to the truncations after it.
+
+    `View.cut` is the newest.  A reader keeps the Cut that was the newest when it chose its
+    position.  The log was truncated since if `View.cut` is another object, and `lowest_since` is
+    the lowest offset that the log ended at since.  Cuts that no reader keeps are freed.
+    """
+
+    __slots__ = ("_next", "number", "offset", "recent")
+
+    def __init__(self, offset: int, number: int, recent: tuple[int, ...]) -> None:
+        self.offset = offset  # the end of the log after this truncation
+        self.number = number  # truncations of the log so far
+        self.recent = recent[-RECENT_CUTS:]  # the offsets of the newest ones, oldest first
+        self._next: Cut | None = None  # assigned once, by `View.add_cut`
+
+    def lowest_since(self) -> int | None:
+        """Return the lowest offset of the truncations after this one; None if there is none."""
+        lowest, later = None, self._next
+        while later is not None:
+            lowest = later.offset if lowest is None else min(lowest, later.offset)
+            later = later._next
+        return lowest
 
 
 class View:
@@ -52,6 +78,7 @@ class View:
         self.start_offset = 0
         self.dense_from = 0  # from here on no offset is missing, but by damage
         self.version = 0  # moves with every change that is more than an append
+        self.cut = Cut(0, 0, ())  # replaced by every truncation, once the records are gone
         self.aborts_known = True  # no list of aborted transactions is missing
         self.limit = INT64_MAX  # after a failed fsync: what lies above was perhaps never written
         self.recovery_point = 0  # all below was checked, and is on stable storage
@@ -103,6 +130,15 @@ class View:
         with self.lock:
             return self.generation != generation
 
+    def add_cut(self, cut: Cut) -> None:
+        """Publish a truncation.  Requires the lock.  Call it before anything is appended after it.
+
+        The records above the cut are not readable any more: a reader that keeps the new Cut never
+        reads one of them.
+        """
+        self.cut._next = cut
+        self.cut = cut
+
     def adopt(self, loaded: LoadedLog) -> None:
         """What loading found, but for the segments."""
         self.report = loaded.report
@@ -111,6 +147,11 @@ class View:
         self.version = loaded.version
         self.recovery_point = loaded.recovery_point
         self.aborts_known = loaded.aborts_known
+        self._adopt_cuts(loaded)
+
+    def _adopt_cuts(self, loaded: LoadedLog) -> None:
+        recent = loaded.cut_offsets
+        self.cut = Cut(recent[-1] if recent else 0, loaded.cuts, recent)
 
     # ---- segments ----
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from logstore import (
     with_producer,
 )
 from logstore.digest import SegmentDigest
+from logstore.inspection import PartitionInspection
 from tests.conftest import MakeLog
 
 GOLDEN = Path(__file__).parent / "golden-log-directory" / "log"
@@ -338,3 +340,33 @@ def test_a_brokers_directory_has_no_problem() -> None:
     with logstore.open(GOLDEN, readonly=True) as store:
         problems = store.check(on_corrupt="report")
     assert [p for p in problems if p.severity == Severity.ERROR] == []
+
+
+@pytest.mark.parametrize("deep", [True, False])
+@pytest.mark.parametrize("moment", ["_walk", "_inspect_head", "_inspect_indexes"])
+def test_a_segment_that_grows_and_rolls_while_it_is_checked_is_no_damage(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch, moment: str, deep: bool
+) -> None:
+    log = make_log(index_interval_bytes=0)
+    for number in range(5):
+        log.append(b"%d" % number, timestamp=1_700_000_000_000 + number)
+    inner = getattr(PartitionInspection, moment)
+
+    def append(rolls: bool) -> None:
+        end = log.end_offset
+        for number in range(end, end + 5):
+            log.append(b"%d" % number, timestamp=1_700_000_000_000 + number)
+        if rolls:
+            log.roll()
+
+    def grows(inspection: PartitionInspection, *args: Any) -> Any:
+        append(False)
+        try:
+            return inner(inspection, *args)
+        finally:
+            append(True)
+            append(False)
+
+    monkeypatch.setattr(PartitionInspection, moment, grows)
+    assert log.check(deep=deep) == []
+    assert log.check(deep=deep) == []

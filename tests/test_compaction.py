@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 import logstore
 from logstore import (
     Compactor,
+    ConfigError,
     ManualClock,
     Partition,
     ReadOnlyError,
     Record,
     RecordNotFoundError,
+    Segment,
     _native,
 )
 from logstore._files import segment_name
@@ -543,6 +545,77 @@ def test_an_aborted_value_does_not_supersede_a_committed_one(tmp_path: Path) -> 
 
 
 # ---- one key ----
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_get_finds_a_key_that_is_appended_and_compacted_while_it_searches(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch, readonly: bool
+) -> None:
+    log = make_log(cleanup_policy="compact", segment_bytes=2048)
+    log.append(b"old", key=b"k")
+    log.append(b"x" * 1500, key=b"x")  # two such segments are not merged
+    log.roll()
+    log.append(b"y" * 1500, key=b"y")
+    reader = make_log(readonly=True) if readonly else log
+    search = Segment.newest_of
+    calls: list[int] = []
+
+    def newest_of(segment: Segment, key: bytes, start: int = 0) -> int:
+        found = search(segment, key, start)
+        calls.append(found)
+        if len(calls) == 1:  # the newest segment has been searched, and does not have it
+            log.append(b"new", key=b"k")
+            log.roll()
+            Compactor(log, min_cleanable_dirty_ratio=0).run()
+            assert [record.key for record in log] == [b"x", b"y", b"k"]
+        return found
+
+    monkeypatch.setattr(Segment, "newest_of", newest_of)
+    found = reader.get(b"k")
+    assert found is not None
+    assert found.value == b"new"
+    assert calls[0] == -1
+
+
+def test_get_of_committed_records_only(make_log: MakeLog) -> None:
+    log = make_log(cleanup_policy="compact")
+
+    def transact(producer_id: int, value: bytes | None) -> None:
+        record = ReferenceRecord(value, key=b"k", timestamp=log.clock.time_ms())
+        log.append_batch(
+            encode_batch(
+                [record],
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=0,
+                transactional=True,
+            )
+        )
+
+    def committed() -> bytes | None:
+        found = log.get(b"k", isolation="read_committed")
+        return None if found is None else found.value
+
+    assert committed() is None
+    transact(1, b"aborted")
+    log.end_transaction(1, 0, commit=False)
+    assert committed() is None
+    log.append(b"first", key=b"k")
+    log.append(b"other", key=b"o")
+    transact(2, b"second")
+    assert (committed(), log.get(b"k")) == (b"first", log[-1])
+    log.end_transaction(2, 0, commit=True)
+    assert committed() == b"second"
+    log.roll()
+    transact(3, None)
+    assert (committed(), log.get(b"k")) == (b"second", None)
+    log.end_transaction(3, 0, commit=False)
+    assert committed() == b"second"
+    transact(4, None)
+    log.end_transaction(4, 0, commit=True)
+    assert committed() is None
+    with pytest.raises(ConfigError, match="isolation"):
+        log.get(b"k", isolation="committed")
 
 
 def test_get_finds_the_newest_record_of_a_key(make_log: MakeLog) -> None:

@@ -39,8 +39,7 @@ from logstore.groups import GroupCoordinator
 from logstore.groups.membership import Membership
 from logstore.internal_topics import CONSUMER_OFFSETS
 from logstore.serialization import SerializationError
-from logstore.testing import encode_batch
-from tests.interrupts import interrupt_at
+from logstore.testing import encode_batch, interrupt_at
 
 START = 1_700_000_000_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -17,6 +17,7 @@ from logstore import (
     CorruptLogError,
     DiskFullError,
     InvalidRecordError,
+    LogTruncatedError,
     OffsetOutOfRangeError,
     Partition,
     Record,
@@ -107,6 +108,11 @@ def test_a_follower_goes_on_after_the_log_was_cut_or_loaded_anew(
     else:
         log.trim(3)
     threading.Timer(0.1, lambda: log.append(b"last")).start()
+    if act == "truncate":
+        with pytest.raises(LogTruncatedError) as caught:
+            next(records)
+        records = iter(log.scan(caught.value.truncated_to, follow=True, timeout=5))
+        assert [next(records).value for _ in range(5)] == [b"new"] * 5
     assert next(records).value == b"last"
 
 

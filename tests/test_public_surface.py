@@ -46,7 +46,7 @@ NAMES = {
     *("ClosedError", "CorruptLogError", "DiskFullError", "FailedLogError", "FencedError"),
     "ForkedHandleError",
     *("IndeterminateAppendError", "InterruptedAppendError", "InvalidNameError"),
-    *("InvalidRecordError", "LockedError", "LogStoreError", "NotALogError"),
+    *("InvalidRecordError", "LockedError", "LogStoreError", "LogTruncatedError", "NotALogError"),
     *("OffsetOutOfRangeError", "ReadOnlyError", "RecordNotFoundError", "RecordTooLargeError"),
     *("TopicExistsError", "UnknownTopicError", "UnsafeFileSystemError", "UnsupportedFormatError"),
     *("Position", "Store", "StoreRecovery", "Topic", "open"),
@@ -106,7 +106,7 @@ SIGNATURES = [
         "(self, value, *, key=None, headers=(), timestamp=None, partition=None, durability=None)",
     ),
     (Topic.extend, "(self, records, *, partition=None, durability=None)"),
-    (Topic.get, "(self, key)"),
+    (Topic.get, "(self, key, *, isolation='read_uncommitted')"),
     (Topic.alter, "(self, config)"),
     (Topic.add_partitions, "(self, count)"),
     (Topic.describe, "(self)"),
@@ -133,10 +133,10 @@ SIGNATURES = [
     (
         Partition.scan,
         "(self, start=None, stop=None, *, isolation='read_uncommitted', follow=False, "
-        "timeout=None, max_records=None, on_corrupt='raise')",
+        "timeout=None, max_records=None, on_corrupt='raise', on_lost='raise')",
     ),
     (Partition.tail, "(self, n, *, isolation='read_uncommitted')"),
-    (Partition.get, "(self, key)"),
+    (Partition.get, "(self, key, *, isolation='read_uncommitted')"),
     (Partition.offset_for_time, "(self, when)"),
     (
         Partition.read_batches,
@@ -213,6 +213,7 @@ CAUGHT_AS = {
     "InvalidNameError": ValueError,
     "InvalidRecordError": ValueError,
     "LockedError": OSError,
+    "LogTruncatedError": logstore.OffsetOutOfRangeError,
     "NotALogError": ValueError,
     "OffsetOutOfRangeError": IndexError,
     "OutOfOrderSequenceError": ValueError,

@@ -324,11 +324,52 @@ def test_trim_moves_the_start_and_deletes_whole_segments(ten: Partition) -> None
     assert values(ten) == [b"5", b"6", b"7", b"8", b"9"]
     with pytest.raises(OffsetOutOfRangeError):
         ten[4]
-    assert values(ten.scan(0)) == values(ten)
+    assert values(ten.scan(0, on_lost="skip")) == values(ten)
     ten.trim(3)
     assert ten.start_offset == 5
     with pytest.raises(OffsetOutOfRangeError):
         ten.trim(11)
+
+
+def test_a_scan_from_below_the_start_raises_unless_told(ten: Partition) -> None:
+    ready = ten.scan(2)  # made before, iterated after
+    done = ten.scan(0, 4)
+    assert values(done) == [b"0", b"1", b"2", b"3"]
+    ten.trim(5)
+    assert (ready.next_offset, done.next_offset) == (2, 4)
+    for read in (
+        lambda: ten.scan(4),
+        lambda: ten.scan(0, 3),
+        lambda: ten[0:],
+        lambda: ten[4:8],
+        lambda: list(ready),
+        lambda: list(ready.columns()),
+        lambda: list(ready.batches()),
+        lambda: ten.scan(done.next_offset),
+    ):
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            read()
+        assert (caught.value.start, caught.value.end) == (5, 10)
+    rest = [b"5", b"6", b"7", b"8", b"9"]
+    assert values(ten.scan(5)) == values(ten[5:]) == values(ten[:]) == values(ten.scan()) == rest
+    assert values(ten[-100:]) == values(ten[-100:10]) == rest
+    assert values(ten.scan(0, on_lost="skip")) == rest
+    assert values(ten.scan(0, 3, on_lost="skip")) == []
+    with pytest.raises(ValueError, match="on_lost must be 'raise' or 'skip', not 'ignore'"):
+        ten.scan(on_lost="ignore")
+
+
+def test_a_scan_that_skips_what_is_lost_is_overtaken_by_a_trim(make_log: MakeLog) -> None:
+    log = make_log(segment_bytes=1024)
+    for _ in range(30):
+        log.append(b"x" * 200)
+    for reader in (log, make_log(readonly=True)):
+        records = iter(reader.scan(0 if reader is log else 5, on_lost="skip"))
+        seen = [next(records).offset]
+        log.trim(5 if reader is log else 25)
+        seen += [record.offset for record in records]
+        assert seen == sorted(seen)
+        assert seen[-5:] == list(range(25, 30))
 
 
 def test_a_reader_that_falls_behind_a_trim_learns_the_new_start(make_log: MakeLog) -> None:

@@ -645,6 +645,43 @@ def test_truncating_gives_the_state_of_that_moment(make_log: MakeLog, cut: int) 
         assert committed(again) == wanted[cut]
 
 
+@pytest.mark.parametrize("rolls", [False, True])
+def test_a_transaction_whose_marker_was_cut_off_is_aborted_by_the_next_epoch(
+    make_log: MakeLog, rolls: bool
+) -> None:
+    log = make_log()
+    other, first = Producing(log, 8), Producing(log, 7, epoch=3)
+    first.transact(b"aborted")
+    other.transact(b"open")
+    first.end(commit=False)
+    beside = make_log(readonly=True)
+    assert committed(beside) == []
+    log.truncate(2)
+    assert log.ongoing_transactions == beside.ongoing_transactions
+    if rolls:
+        log.roll()
+    wrong = Producing(log, 7, epoch=4)
+    wrong.sequence = 3
+    with pytest.raises(OutOfOrderSequenceError):
+        wrong.transact(b"refused")
+    assert [each.first_offset for each in log.ongoing_transactions] == [0, 1]
+    second = Producing(log, 7, epoch=4)
+    assert second.transact(b"kept") == range(3, 4)  # after the marker that was missing
+    assert (committed(log), log.last_stable_offset) == ([], 1)
+    second.end(commit=True)
+    other.end(commit=True)
+    expected = [b"open", b"kept"]
+    assert committed(log) == expected
+    assert committed(beside) == expected
+    assert committed(make_log(readonly=True)) == expected
+    assert log.aborted_transactions() == beside.aborted_transactions()
+    assert log.check() == []
+    log.close()
+    again = make_log()
+    assert committed(again) == expected
+    assert again.check() == []
+
+
 def test_a_cut_through_a_batch_keeps_its_producer(make_log: MakeLog) -> None:
     log = make_log()
     producer = Producing(log, 1)

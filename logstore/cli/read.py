@@ -33,6 +33,7 @@ from logstore.record import Record
 
 if TYPE_CHECKING:
     from logstore import Partition, Scan, Topic
+    from logstore.view import Cut
     from logstore.where import Where
 
 __all__ = ["Selection", "read_verb"]
@@ -63,6 +64,7 @@ class Selection:
         self.isolation = "read_committed" if committed else "read_uncommitted"
         self.on_corrupt = "skip" if skip_corrupt else "raise"
         self.skipped: list[str] = []
+        self.notes: list[str] = []  # what was deleted or truncated: no damage
 
     @property
     def logs(self) -> list[Partition]:
@@ -73,7 +75,16 @@ class Selection:
         """The offsets that are meant in a partition, as it is now."""
         end = log.end_offset
         stop = end if self.stop is None else min(end, self.stop.of(log))
-        return max(log.start_offset, self.start.of(log)), stop
+        return self._kept(log, self.start.of(log)), stop
+
+    def _kept(self, log: Partition, offset: int) -> int:
+        """The offset, or the first that was not deleted, with a note."""
+        start = log.start_offset
+        if offset < start:
+            text = f"{log.name} starts at offset {start}: offsets {offset} to {start - 1} are gone"
+            if text not in self.notes:
+                self.notes.append(text)
+        return max(offset, start)
 
     def of(self, log: Partition, start: int, stop: int | None) -> Iterator[Record]:
         """Records of one partition that meet the condition."""
@@ -118,9 +129,10 @@ class Selection:
 
     def follow(self, timeout: float | None) -> Iterator[Record | None]:
         """All of them, and those to come; None whenever there is nothing new for a moment."""
-        from logstore.errors import OffsetOutOfRangeError
+        from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
 
         positions: dict[int, int] = {}
+        cuts: dict[int, Cut] = {}
         stops: dict[int, int] = {}
         idle_from = time.monotonic()
         first = True
@@ -129,16 +141,29 @@ class Selection:
                 number = log.number
                 if number not in positions:
                     # A partition that came later is read from its start.
-                    positions[number] = self.start.of(log) if first else log.start_offset
+                    cuts[number] = log.cut
+                    start = self.start.of(log) if first else log.start_offset
+                    positions[number] = self._kept(log, start)
                     if self.stop is not None and self.stop.kind != "end":
                         stops[number] = self.stop.of(log)
                 try:
+                    _ = log.end_offset  # a reader looks: a truncation is noticed here
+                    cut, lowest = log.cut, cuts[number].lowest_since()
+                    if lowest is not None and lowest < positions[number]:
+                        raise LogTruncatedError(positions[number], truncated_to=lowest,
+                                                start=log.start_offset, end=log.end_offset,
+                                                where=log.name)  # fmt: skip
+                    cuts[number] = cut
                     for record in self._new(log, positions, stops.get(number)):
                         idle_from = time.monotonic()
                         yield record
+                except LogTruncatedError as error:
+                    self.notes.append(str(error))
+                    cuts[number] = log.cut
+                    positions[number] = max(error.truncated_to, log.start_offset)
                 except OffsetOutOfRangeError as error:
                     gone = log.start_offset - error.offset
-                    self.skipped.append(f"{log.name}: {gone} offsets were deleted unread")
+                    self.notes.append(f"{log.name}: {gone} offsets were deleted unread")
                     positions[number] = log.start_offset
             first = False
             if stops and all(positions[n] >= stop for n, stop in stops.items()):
@@ -296,6 +321,8 @@ def read_verb(
             end = max((log.end_offset for log in chosen.logs), default=0)
             if start.number > end:
                 output.note(f"nothing from offset {start.number} on: all end at {end} or before")
+        for text in chosen.notes:
+            output.note(text)
         for text in chosen.skipped:
             output.note(f"skipped {text}")
         return exits.CORRUPT if chosen.skipped and skip_corrupt else exits.OK

@@ -270,7 +270,7 @@ def _messages(store: Store, query: Query) -> dict[str, Any]:
         first, stop = chosen.stretch(log)
         first = max(log.start_offset, at) if at >= 0 else first
         ends[number] = stop
-        scan = log.scan(min(first, stop), stop, on_corrupt="skip")
+        scan = log.scan(min(first, stop), stop, on_corrupt="skip", on_lost="skip")
         position = first
         full = len(found) + share
         for record in scan:

@@ -37,6 +37,7 @@ from logstore.closeable import Closeable
 from logstore.config import ConfigError
 from logstore.errors import (
     ClosedError,
+    LogTruncatedError,
     OffsetOutOfRangeError,
     RebalanceError,
     UnknownTopicError,
@@ -381,7 +382,8 @@ class Consumer(Closeable):
                 source.seek(known.offset)
                 source.committed_offset = known.offset
             else:
-                source.seek(self._start_of(source))
+                cut = source.log.cut
+                source.seek(self._start_of(source), cut)
 
     def _start_of(self, source: Source) -> int:
         start = self._start
@@ -595,15 +597,19 @@ class Consumer(Closeable):
         return made
 
     def _read_raw(self, source: Source, limit: int) -> list[Record]:
-        """A partition whose position is outside of its log starts where `start` says."""
+        """A position outside of the log, or past a truncation, is reset as `start` says."""
         try:
             return source.read(limit)
         except OffsetOutOfRangeError as error:
             if self._start == "none":
                 raise
+            cut = source.log.cut
             target = self._start_of(source)
+            if isinstance(error, LogTruncatedError):
+                # "latest" must not skip what was appended in the place of the truncated records.
+                target = min(target, max(error.truncated_to, source.log.start_offset))
             log.warning("%s: %s; reading on from %d", source.partition, error, target)
-            source.seek(target)
+            source.seek(target, cut)
             return source.read(limit)
         except (ClosedError, UnknownTopicError):
             if self._store.closed or self._exists(source.partition):
@@ -748,6 +754,7 @@ class Consumer(Closeable):
         """Read on at an offset, "beginning", "end", or the first record at or after a datetime."""
         source = self._source(partition)
         log = source.log
+        cut = log.cut
         if isinstance(offset, datetime.datetime):
             offset = log.offset_for_time(milliseconds(offset))
         elif offset == "beginning":
@@ -763,7 +770,7 @@ class Consumer(Closeable):
                 offset, start=log.start_offset, end=log.end_offset, where=log.name
             )
         self._settle()  # a run under way ends here
-        source.seek(offset)
+        source.seek(offset, cut)
         self._handed.pop(source.partition, None)
         if self._running is source:
             self._running = self._current = None

@@ -62,7 +62,7 @@ def lag_of(log: Partition, position: int, *, now_ms: int, end: int | None = None
     records = max(0, last - position)
     if records == 0:
         return Lag(0, 0, 0.0, rate, 0.0)
-    oldest = next(iter(log.scan(position, last, max_records=1)), None)
+    oldest = next(iter(log.scan(position, last, max_records=1, on_lost="skip")), None)
     seconds = 0.0 if oldest is None else max(0.0, (now_ms - oldest.timestamp) / 1000)
     catch_up = None if rate is None else records / rate if rate > 0 else math.inf
     return Lag(records, _bytes_behind(log, position), seconds, rate, catch_up)

@@ -2,7 +2,7 @@
 
 It hands out records in runs, straight from the scan.  `position` is the offset of the record that
 comes next, or None while that is not known yet.  What lies outside of the log is for the consumer
-to decide: OffsetOutOfRangeError.
+to decide: OffsetOutOfRangeError, and LogTruncatedError if the log was truncated below the position.
 
 Used by the consumer's thread alone.
 """
@@ -13,12 +13,13 @@ import itertools
 from collections.abc import Iterator
 
 from logstore import _native
-from logstore.errors import OffsetOutOfRangeError
+from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
 from logstore.groups.lag import Pace
 from logstore.offsets import TopicPartition
 from logstore.partition import Partition
 from logstore.record import Record
 from logstore.scan import Scan
+from logstore.view import Cut
 
 __all__ = ["Source"]
 
@@ -28,8 +29,8 @@ INT64_MAX = (1 << 63) - 1
 class Source:
     """Reads one partition from a position on."""
 
-    __slots__ = ("_committed", "_on_corrupt", "_records", "_scan", "committed_offset", "log",
-                 "pace", "partition", "paused", "position")  # fmt: skip
+    __slots__ = ("_committed", "_cut", "_on_corrupt", "_records", "_scan", "committed_offset",
+                 "log", "pace", "partition", "paused", "position")  # fmt: skip
 
     def __init__(self, partition: TopicPartition, log: Partition, *, committed: bool,
                  on_corrupt: str) -> None:  # fmt: skip
@@ -43,16 +44,23 @@ class Source:
         self._on_corrupt = on_corrupt
         self._scan: Scan | None = None
         self._records: Iterator[Record] | None = None
+        self._cut = log.cut  # the newest truncation when the position was chosen
 
     @property
     def end(self) -> int:
         """As far as may be read now."""
         return self.log.last_stable_offset if self._committed else self.log.end_offset
 
-    def seek(self, position: int | None) -> None:
-        """Read on from there."""
+    def seek(self, position: int | None, cut: Cut | None = None) -> None:
+        """Read on from there.
+
+        `cut` is the newest truncation from before the position was chosen.  It is left out if the
+        position follows from records of this source.
+        """
         self.position = position
         self._scan = self._records = None
+        if cut is not None:
+            self._cut = cut
 
     def read(self, limit: int) -> list[Record]:
         """The next records, at most `limit`; none when there are none yet.
@@ -107,6 +115,8 @@ class Source:
         """Begin to read; False: nothing is there yet.  Raises when it is outside of the log."""
         log = self.log
         end = self.end
+        if log.cut is not self._cut:
+            self._check_cuts(position)
         if position >= end:
             if position > log.end_offset:
                 raise self._outside(position)
@@ -116,6 +126,13 @@ class Source:
         self._scan = log.scan(position, isolation=self._isolation, on_corrupt=self._on_corrupt)
         self._records = iter(self._scan)
         return True
+
+    def _check_cuts(self, position: int) -> None:
+        newest, lowest = self.log.cut, self._cut.lowest_since()
+        if lowest is not None and lowest < position:
+            raise LogTruncatedError(position, truncated_to=lowest, start=self.log.start_offset,
+                                    end=self.log.end_offset, where=self.log.name)  # fmt: skip
+        self._cut = newest
 
     def _outside(self, position: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(

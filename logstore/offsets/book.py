@@ -363,9 +363,9 @@ def _replay(log: Partition, ledger: Ledger, end: int) -> None:
 
 def _plain_records(log: Partition, ledger: Ledger, start: int, end: int) -> Iterator[Record]:
     """Yield the records that are not part of a transaction; the ledger sees those that are."""
-    records = iter(log.scan(start, end))
+    records = iter(log.scan(start, end, on_lost="skip"))
     record = next(records, None)
-    for raw in log.scan(start, end)._producer_batches():
+    for raw in log.scan(start, end, on_lost="skip")._producer_batches():
         header = BatchHeader.parse(raw)
         if header.control:
             marker = EndMarker.parse(raw)

@@ -458,7 +458,7 @@ class Committer:
         """How many records of the plan are in the log, and whether their end marker is."""
         there, ended = 0, False
         if partition.end_offset > target.end_offset:
-            for raw in partition.scan(target.end_offset).batches():
+            for raw in partition.scan(target.end_offset, on_lost="skip").batches():
                 header = BatchHeader.parse(raw)
                 if (header.producer_id, header.producer_epoch) == (producer_id, epoch):
                     if header.control:

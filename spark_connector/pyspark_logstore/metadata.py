@@ -28,7 +28,7 @@ class BatchMetadata:
 
     def __init__(self, partition: Partition, wanted: Range) -> None:
         # Aborted ones too: rows are found among batches by offset, whoever may see them.
-        self._batches = partition.scan(wanted.start, wanted.end).located_batches()
+        self._batches = partition.scan(wanted.start, wanted.end, on_lost="skip").located_batches()
         self._known: list[tuple[LocatedBatch, BatchHeader]] = []
 
     def columns(self, offsets: npt.NDArray[np.int64]) -> dict[str, pa.Array]:

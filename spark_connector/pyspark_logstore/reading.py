@@ -99,12 +99,16 @@ def _chunks(
     partition: Partition, wanted: Range, fields: list[str], split: Split, options: SourceOptions
 ) -> Iterator[Columns]:
     while wanted.size > 0:
-        scan = partition.scan(
-            wanted.start,
-            wanted.end,
-            isolation=options.isolation,
-            on_corrupt="skip" if options.skip_corrupt else "raise",
-        )
+        try:
+            scan = partition.scan(
+                wanted.start,
+                wanted.end,
+                isolation=options.isolation,
+                on_corrupt="skip" if options.skip_corrupt else "raise",
+            )
+        except OffsetOutOfRangeError:
+            wanted = clamped(split.which, partition, wanted, options)
+            continue
         try:
             yield from scan.columns(options.batch_rows, fields=fields)
         except OffsetOutOfRangeError:

@@ -204,6 +204,17 @@ def test_a_stretch_by_offset_and_by_time(command: Command) -> None:
     assert offsets(command, "--from", 99) == []
 
 
+def test_an_offset_that_was_deleted_starts_at_the_start_with_a_note(command: Command) -> None:
+    command.fill(count=5)
+    with logstore.open(command.store) as store:
+        store["orders"][0].trim(2)
+    for more in ((), ("--follow", "--timeout", 0)):
+        done = command("read", "orders", "--from", 0, *more)
+        assert [row["offset"] for row in done.rows] == [2, 3, 4]
+        assert "orders-0 starts at offset 2: offsets 0 to 1 are gone" in done.err
+    assert "are gone" not in command("read", "orders").err
+
+
 def test_the_last_ones_of_all_partitions(command: Command) -> None:
     command.fill(count=10, partitions=3)
     last = command("read", "orders", "--last", 4).rows

@@ -173,7 +173,7 @@ def _check_segment(log: Partition, item: dict[str, Any]) -> Iterator[dict[str, A
     records, faults, gaps = 0, [], False
     start, stop = max(item["base"], log.start_offset), max(item["stop"], log.start_offset)
     try:
-        scan = log.scan(start, stop, on_corrupt="skip")
+        scan = log.scan(start, stop, on_corrupt="skip", on_lost="skip")
         expected = start
         for chunk in scan.columns(fields=["offset"]):
             offsets = chunk.offsets
@@ -203,7 +203,7 @@ def _check_segment(log: Partition, item: dict[str, Any]) -> Iterator[dict[str, A
 def _gaps(log: Partition, start: int, stop: int) -> list[tuple[str, int, int, str]]:
     """Offsets that no batch covers; markers of transactions and aborted records are batches too."""
     found, expected = [], start
-    for raw in log.scan(start, stop, on_corrupt="skip").batches():
+    for raw in log.scan(start, stop, on_corrupt="skip", on_lost="skip").batches():
         header = BatchHeader.parse(raw)
         if header.base_offset > expected:
             found.append(("gap", expected, header.base_offset - 1, "no batch holds these offsets"))

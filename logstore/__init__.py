@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from logstore.epochs import EpochEnd, LeaderEpochs
     from logstore.errors import (
         ClosedError,
+        CodecUnavailableError,
         ConcurrentTransactionsError,
         ConflictError,
         CorruptLogError,
@@ -120,6 +121,7 @@ __all__ = [
     "CompactedSegment",
     "CompactionReport",
     "Compactor",
+    "CodecUnavailableError",
     "ConcurrentTransactionsError",
     "ConfigError",
     "ConflictError",
@@ -226,6 +228,7 @@ _ROOMS = {
     "epochs": ("EpochEnd", "LeaderEpochs"),
     "errors": (
         "ClosedError",
+        "CodecUnavailableError",
         "ConcurrentTransactionsError",
         "ConflictError",
         "CorruptLogError",

@@ -44,7 +44,7 @@ NAMES = {
     *("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
     *("EpochEnd", "LeaderEpochs", "RetentionDecision", "RetentionPolicy"),
     *("ClosedError", "CorruptLogError", "DiskFullError", "FailedLogError", "FencedError"),
-    "ForkedHandleError",
+    *("CodecUnavailableError", "ForkedHandleError"),
     *("IndeterminateAppendError", "InterruptedAppendError", "InvalidNameError"),
     *("InvalidRecordError", "LockedError", "LogStoreError", "NotALogError"),
     *("OffsetOutOfRangeError", "ReadOnlyError", "RecordNotFoundError", "RecordTooLargeError"),
@@ -222,6 +222,7 @@ CAUGHT_AS = {
     "TransactionAbortedError": RuntimeError,
     "RebalanceError": RuntimeError,
     "UnsupportedFormatError": ValueError,
+    "CodecUnavailableError": logstore.UnsupportedFormatError,
 }
 
 

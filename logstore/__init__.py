@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         GroupState,
         Lag,
         OffsetReset,
+        ReceivedRecord,
         Transition,
     )
     from logstore.incoming import AppendedBatches
@@ -176,6 +177,7 @@ __all__ = [
     "RandomPartitioner",
     "ReadOnlyError",
     "RebalanceError",
+    "ReceivedRecord",
     "Record",
     "RecordNotFoundError",
     "RecordTooLargeError",
@@ -268,6 +270,7 @@ _ROOMS = {
         "Groups",
         "Lag",
         "OffsetReset",
+        "ReceivedRecord",
         "Transition",
     ),
     "incoming": ("AppendedBatches",),

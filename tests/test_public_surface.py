@@ -63,7 +63,7 @@ NAMES = {
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
     *("Assignor", "CommittedOffset", "GroupDescription", "GroupMember", "GroupMemberDescription"),
     *("GroupState", "Groups", "Lag", "OffsetReset", "RebalanceError", "TopicPartition"),
-    *("AsyncConsumer", "ConsumedRecord", "Consumer", "Transition"),
+    *("AsyncConsumer", "ConsumedRecord", "Consumer", "ReceivedRecord", "Transition"),
 }
 
 SIGNATURES = [

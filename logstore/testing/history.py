@@ -725,9 +725,9 @@ class _Checker:
                 partition = self.partitions[name]
                 for offset, value in sorted(partition.read, key=_offset_of):
                     if offset in partition.certain:
-                        operation = partition.seen_committed.get(offset)
-                        shown = operation or partition.at[offset][value]
-                        there.setdefault(value, []).append((name, offset, shown))
+                        claimed = partition.at[offset][value]
+                        operation = partition.seen_committed.get(offset, claimed)
+                        there.setdefault(value, []).append((name, offset, operation))
                     elif not partition.is_aborted(offset, value):
                         perhaps[value] += 1
         for value, places in there.items():

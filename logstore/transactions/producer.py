@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from logstore import _native
 from logstore.batch import increment_sequence
@@ -58,6 +58,11 @@ from logstore.transactions.delivery import Delivery, holding
 from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
 from logstore.transactions.transaction import Transaction
+
+if TYPE_CHECKING:
+    import datetime
+
+    from typing_extensions import Buffer
 
 __all__ = ["Producer"]
 
@@ -224,6 +229,21 @@ class Producer(_native.Sender, Closeable):
         return sum(lane.held_bytes for lane in self._lanes())
 
     # ---- sending ----
+
+    if TYPE_CHECKING:  # the method is the Sender's, in C, which does not know the class Delivery
+
+        def send(
+            self,
+            topic: str,
+            value: Any,
+            *,
+            key: Any = None,
+            headers: Iterable[tuple[str, Buffer | None]] = (),
+            timestamp: int | datetime.datetime | None = None,
+            partition: int | None = None,
+            callback: Callable[[Delivery], object] | None = None,
+            dedupe_id: str | Buffer | None = None,
+        ) -> Delivery: ...
 
     def append(
         self,

@@ -571,7 +571,9 @@ class Store(Mapping[str, Topic], Closeable):
         """
         settings = _own_settings(config)
         self._config.with_settings(settings)
-        if not hasattr(partitions, "__index__") or not 1 <= partitions <= PARTITIONS_MAX:
+        if not hasattr(partitions, "__index__"):
+            raise ConfigError(f"partitions must be an int, not {partitions!r}")
+        if not 1 <= partitions <= PARTITIONS_MAX:
             raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
         if not isinstance(topic_id, uuid.UUID | None):
             raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")

@@ -325,6 +325,6 @@ def test_uncommitted_and_aborted_records_are_left_out_when_asked(command: Comman
 
 def test_options_that_exclude_each_other(command: Command) -> None:
     command.fill()
-    assert "exclude" in command("read", "orders", "--last", 1, "--follow", code=1).err
+    assert "--by-time" in command("read", "orders", "--last", 1, "--by-time", code=1).err
     assert "--follow" in command("read", "orders", "--timeout", 1, code=1).err
     assert "--count" in command("read", "orders", "--count", "-n", 1, code=1).err

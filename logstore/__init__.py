@@ -307,9 +307,20 @@ _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 def __getattr__(name: str) -> object:
     """Import the room of a public name, once: from then on the module has it itself."""
     room = _HOMES.get(name)
-    if room is None:
+    if room is None and name != "_native":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{room or name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}._native":
+            raise
+        raise ImportError(
+            f"the C extension of logstore is not built in {__path__[0]}.  In a checkout, the source "
+            "directory hides an installed logstore: run Python in another directory, or build the "
+            "extension in the checkout with: pip install -e ."
+        ) from None
+    value = module if room is None else getattr(module, name)
+    globals()[name] = value
     return value
 
 

@@ -759,7 +759,7 @@ class Store(Mapping[str, Topic], Closeable):
         return self._catalogue.deleted
 
     def forget_deleted_topics(self, names: Collection[str]) -> None:
-        """Their committed offsets are gone; for who keeps them."""
+        """Forget the committed offsets of deleted topics."""
         with self._lock:
             self._writable()
             self._catalogue.forget_deleted(names)
@@ -874,7 +874,7 @@ class Store(Mapping[str, Topic], Closeable):
     def companion(self, kind: Callable[[Store], C]) -> C:
         """The one `kind` of this store: made when it is first asked for, closed with the store.
 
-        For the rooms above: a coordinator belongs to a store, not to whoever asks for it first.
+        For packages above the store: a coordinator belongs to the store, not to its first caller.
         """
         with self._lock:
             self._check_usable()

@@ -78,7 +78,14 @@ def retain_verb(
             for decision in log.enforce(policy, now=now, dry_run=not yes):
                 if decision.delete or not deleted:
                     place = {"topic": log.topic, "partition": log.number}
-                    rows.append({**place, **dataclasses.asdict(decision)})
+                    row = {**place, **dataclasses.asdict(decision)}
+                    if policy is None:  # the limits are the topic's settings: use their names
+                        row["reason"] = (
+                            row["reason"]
+                            .replace("max_age_ms", "retention.ms")
+                            .replace("max_bytes", "retention.bytes")
+                        )
+                    rows.append(row)
         columns = (
             plain("topic"),
             number("partition"),

@@ -718,7 +718,7 @@ class Sandbox:
 def another_boot(name: str | None = "after a power cut") -> Iterator[None]:
     """The machine has booted again, as far as logstore can tell, until the block ends.
 
-    None is the boot that it really is.
+    With None logstore reads the machine's real boot id.
     """
     before = _files.boot_override
     _files.boot_override = name

@@ -348,7 +348,7 @@ class _Checker:
             partition.came_through(expected, read.offset, operation, poll.isolation)
             if read.offset == expected:
                 continue
-            # What it must see: all that is certain; for who reads everything, all that was read.
+            # A committed reader must see all that is certain, another reader all that was read.
             offsets = self.certain[name] if poll.isolation == COMMITTED else self.positions[name]
             left_out = offsets[bisect_left(offsets, expected) : bisect_left(offsets, read.offset)]
             if left_out:

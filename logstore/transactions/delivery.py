@@ -141,7 +141,7 @@ class Callbacks:
         self._called = threading.Condition(_changes)
 
     def add(self, calls: list[Callable[[], object]]) -> None:
-        """They are due; for who is `holding` a lock, and calls them afterwards."""
+        """Return the callbacks that are due; a caller that holds a lock calls them afterwards."""
         if calls:
             self._due.extend(calls)
             _thread.due.append(self)
@@ -189,7 +189,7 @@ class Callbacks:
 
 
 def call_safely(call: Callable[[], object]) -> None:
-    """Call back; what it raises is its own, and logged.  Only Ctrl-C is for who is here."""
+    """Call back; what it raises is its own, and logged.  Only Ctrl-C is raised to the caller."""
     try:
         call()
     except KeyboardInterrupt:

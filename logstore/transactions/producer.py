@@ -525,7 +525,7 @@ class Producer(_native.Sender, Closeable):
             return False
 
     def _went_round(self) -> None:
-        """Something was written, perhaps; for who waits for room."""
+        """Wake the threads that wait for room: records may have been written."""
 
     def _go_round(self) -> bool:
         """The same, whatever happens: the thread goes on as long as the store is open."""
@@ -787,7 +787,7 @@ class Producer(_native.Sender, Closeable):
             lane._close()  # from here on nothing comes in: whoever is late gets ClosedError
             try:
                 self._blocking(lane.close)
-            except Exception as error:  # noqa: BLE001  for who calls
+            except Exception as error:  # noqa: BLE001  for the caller
                 self.note_failure(error)
                 lane.fail_unwritten(error)
         for lane in self._lanes():

@@ -98,7 +98,7 @@ def test_a_bad_line_is_named_and_those_before_it_are_kept(command: Command) -> N
         (b'{"value":{"base64":"!"}}', "not base64"),
         (b'{"value":"x","partition":"0"}', "partition must be a number"),
         (b'{"value":"x","timestamp":1.5}', "timestamp must be"),
-        (b'{"value":"x","timestamp":"soon"}', "is no time"),
+        (b'{"value":"x","timestamp":"soon"}', "is not a time"),
         (b'{"value":"x","headers":[["a"]]}', "a header is [name, value]"),
         (b'{"value":"x","headers":3}', "headers must be"),
         (b'{"value":null}', "tombstone"),

@@ -131,3 +131,14 @@ def test_offsets_are_not_called_records(command: Command) -> None:
         assert row["offsets"] == 4
         assert "records" not in row
         assert "RECORDS" not in command(*arguments, "-o", "table").text
+
+
+def test_retain_names_the_settings_of_the_topic(command: Command) -> None:
+    with logstore.open(command.store) as store:
+        config = {"segment.bytes": 1024, "retention.bytes": 1000, "retention.ms": 1000}
+        log = store.create_topic("orders", config=config)[0]
+        for _ in range(4):
+            log.append(bytes(600), timestamp=1)
+    text = command("retain", "orders", "-o", "table", code=7).text
+    assert "retention.bytes" in text or "retention.ms" in text
+    assert "max_" not in text

@@ -101,7 +101,8 @@ def parse_size(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is not a size: write 4096, 64KiB, 1.5GiB, 10MB")
     power = " kmgt".index((found[2] or " ").lower())
-    return round(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    unit: int = (1024 if found[3] else 1000) ** power
+    return round(float(found[1]) * unit)
 
 
 def span_text(span_ms: int) -> str:

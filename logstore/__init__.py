@@ -316,8 +316,8 @@ def __getattr__(name: str) -> object:
             raise
         raise ImportError(
             f"the C extension of logstore is not built in {__path__[0]}.  In a checkout, the "
-            "source directory hides an installed logstore: run Python in another directory, or build the "
-            "extension in the checkout with: pip install -e ."
+            "source directory hides an installed logstore: run Python in another directory, or "
+            "build the extension in the checkout with: pip install -e ."
         ) from None
     value = module if room is None else getattr(module, name)
     globals()[name] = value

@@ -62,7 +62,7 @@ def run(directory: Path) -> None:
         if there("polars"):
             import polars as pl
 
-            grouped = pl.from_arrow(table.select(["shop", "amount"])).group_by("shop")
+            grouped = pl.DataFrame(table.select(["shop", "amount"])).group_by("shop")
             sums = grouped.agg(pl.col("amount").sum()).sort("amount")
             print(f"polars: {sums['shop'][-1]} sold {sums['amount'][-1]}")
             assert sums["amount"].sum() == total

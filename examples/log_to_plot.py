@@ -38,11 +38,9 @@ with logstore.open(store_path, durability="os") as store:
     when = START
     while when < START + 7_200_000:
         when += random.randrange(1, 200 - int(150 * (when - START) / 7_200_000))
-        body = {
-            "country": random.choice(COUNTRIES),
-            "amount": round(random.lognormvariate(3, 1), 2),
-        }
-        orders.append(json.dumps(body).encode(), key=body["country"].encode(), timestamp=when)
+        country = random.choice(COUNTRIES)
+        body = {"country": country, "amount": round(random.lognormvariate(3, 1), 2)}
+        orders.append(json.dumps(body).encode(), key=country.encode(), timestamp=when)
     print(sum(partition.end_offset for partition in orders), "orders in", store_path)
 
 # %% [markdown]

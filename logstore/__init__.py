@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from logstore.epochs import EpochEnd, LeaderEpochs
     from logstore.errors import (
         ClosedError,
+        CodecUnavailableError,
         ConcurrentTransactionsError,
         ConflictError,
         CorruptLogError,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         GroupState,
         Lag,
         OffsetReset,
+        ReceivedRecord,
         Transition,
     )
     from logstore.incoming import AppendedBatches
@@ -121,6 +123,7 @@ __all__ = [
     "CompactedSegment",
     "CompactionReport",
     "Compactor",
+    "CodecUnavailableError",
     "ConcurrentTransactionsError",
     "ConfigError",
     "ConflictError",
@@ -177,6 +180,7 @@ __all__ = [
     "RandomPartitioner",
     "ReadOnlyError",
     "RebalanceError",
+    "ReceivedRecord",
     "Record",
     "RecordNotFoundError",
     "RecordTooLargeError",
@@ -229,6 +233,7 @@ _ROOMS = {
     "epochs": ("EpochEnd", "LeaderEpochs"),
     "errors": (
         "ClosedError",
+        "CodecUnavailableError",
         "ConcurrentTransactionsError",
         "ConflictError",
         "CorruptLogError",
@@ -269,6 +274,7 @@ _ROOMS = {
         "Groups",
         "Lag",
         "OffsetReset",
+        "ReceivedRecord",
         "Transition",
     ),
     "incoming": ("AppendedBatches",),
@@ -305,9 +311,20 @@ _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 def __getattr__(name: str) -> object:
     """Import the room of a public name, once: from then on the module has it itself."""
     room = _HOMES.get(name)
-    if room is None:
+    if room is None and name != "_native":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{room or name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}._native":
+            raise
+        raise ImportError(
+            f"the C extension of logstore is not built in {__path__[0]}.  In a checkout, the "
+            "source directory hides an installed logstore: run Python in another directory, or "
+            "build the extension in the checkout with: pip install -e ."
+        ) from None
+    value = module if room is None else getattr(module, name)
+    globals()[name] = value
     return value
 
 

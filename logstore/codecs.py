@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logstore import _native
+from logstore.errors import CodecUnavailableError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -78,10 +79,6 @@ class CodecLimitError(CodecError):
         self.limit = limit
         self.produced = produced
         self.declared = declared
-
-
-class CodecUnavailableError(CodecError):
-    """The package that implements the codec is not installed; the message says which to install."""
 
 
 def compress(codec: int, payload: Buffer, level: int | None = None) -> bytes:
@@ -195,9 +192,7 @@ def _cramjam() -> Any:
     try:
         import cramjam
     except ImportError:
-        raise CodecUnavailableError(
-            SNAPPY, 'needs the cramjam package: pip install "logstore[snappy]"'
-        ) from None
+        raise CodecUnavailableError("snappy", package="cramjam", extra="snappy") from None
     return cramjam
 
 

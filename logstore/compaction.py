@@ -93,9 +93,10 @@ class CompactionReport:
         did = "would keep" if self.dry_run else "kept"
         if not self.segments:
             return f"nothing to do: {self.reason or 'no segment would change'}"
+        passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
         text = (
             f"{did} {self.records_after} of {self.records_before} records, "
-            f"{self.bytes_after} of {self.bytes_before} bytes, in {self.passes} passes: "
+            f"{self.bytes_after} of {self.bytes_before} bytes, in {passes}: "
             f"{self.superseded} superseded, {self.tombstones_dropped} tombstones, "
             f"{self.keyless_dropped} without a key, {self.aborted_dropped} aborted, "
             f"{self.markers_dropped} markers, {self.purged} purged"

@@ -13,6 +13,7 @@
       NotALogError                ValueError     a directory that holds something else
       UnsafeFileSystemError       ValueError     NFS, SMB, 9p or FUSE: see allow_unsafe_fs
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
+        CodecUnavailableError                    the codec's package is not installed
       FencedError                 ValueError     someone with a higher epoch has taken over
       CorruptLogError             ValueError     bytes that cannot be what was written
       UnknownTopicError           KeyError       no such topic in the store
@@ -39,6 +40,7 @@ import os
 
 __all__ = [
     "ClosedError",
+    "CodecUnavailableError",
     "ConcurrentTransactionsError",
     "ConflictError",
     "CorruptLogError",
@@ -148,7 +150,16 @@ class NotALogError(LogStoreError, ValueError):
 
 
 class UnsupportedFormatError(LogStoreError, ValueError):
-    """Sound data in a form logstore does not read, with the way out in the message."""
+    """Valid data in a form that logstore does not read; the message has the remedy."""
+
+
+class CodecUnavailableError(UnsupportedFormatError):
+    """The package of the ``.codec`` is not installed; the message has the command that does it."""
+
+    def __init__(self, codec: str, *, package: str, extra: str) -> None:
+        super().__init__(f'{codec} needs the {package} package: pip install "logstore[{extra}]"')
+        self.codec = codec
+        self.package = package
 
 
 class FencedError(LogStoreError, ValueError):

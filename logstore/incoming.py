@@ -114,8 +114,6 @@ def _unpacked(header: BatchHeader, payload: bytes, config: PartitionConfig) -> b
         raise UnsupportedFormatError(f"unknown compression {header.codec}")
     try:
         return codecs.decompress(header.codec, payload, config.max_decompressed_message_bytes)
-    except codecs.CodecUnavailableError as error:
-        raise UnsupportedFormatError(str(error)) from error
     except codecs.CodecError as error:
         raise InvalidRecordError(f"the records cannot be decompressed: {error}") from error
 

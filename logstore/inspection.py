@@ -240,7 +240,10 @@ class PartitionInspection:
                 self._moved(0)
                 chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
         except UnsupportedFormatError as error:
-            self._note(ProblemKind.OLD_FORMAT, segment.path, str(error))
+            # The walk over the batches has noted an old format already, with its position.
+            noted = {problem.kind for problem in self._problems if problem.path == segment.path}
+            if ProblemKind.OLD_FORMAT not in noted:
+                self._note(ProblemKind.UNAVAILABLE_CODEC, segment.path, str(error))
         for position, end_position, start, stop, reason in scan.skipped:
             self._note(
                 ProblemKind.DAMAGED_BATCH,

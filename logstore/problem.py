@@ -18,7 +18,7 @@ class Severity(enum.StrEnum):
     """How much a problem matters."""
 
     ERROR = "error"  # records are hidden or wrong, or a file is not what was written
-    WARNING = "warning"  # nothing is lost; opening the log for writing mends it
+    WARNING = "warning"  # nothing is lost; the remedy mends it, often an open for writing
     NOTE = "note"  # worth knowing; nothing is wrong
 
 
@@ -29,6 +29,7 @@ class ProblemKind(enum.StrEnum):
     MISSING_RECORDS = "missing-records"
     UNREADABLE_FILE = "unreadable-file"
     OLD_FORMAT = "old-format"
+    UNAVAILABLE_CODEC = "unavailable-codec"
     TORN_TAIL = "torn-tail"
     DIGEST_MISMATCH = "digest-mismatch"
     DAMAGED_DIGEST = "damaged-digest"
@@ -76,6 +77,11 @@ _KINDS = {
         "message format 0 or 1, written by Kafka 0.10 or older: not read here",
         "let a Kafka 3.x broker rewrite the topic in format 2",
     ),
+    ProblemKind.UNAVAILABLE_CODEC: (
+        Severity.WARNING,
+        "the checksums of the batches are right, but their records cannot be decompressed here",
+        "make the codec available as the message says, then check again",
+    ),
     ProblemKind.TORN_TAIL: (
         Severity.WARNING,
         "an append that was never finished",
@@ -85,7 +91,7 @@ _KINDS = {
         Severity.ERROR,
         "every batch is sound by itself, yet the file is not the one that was sealed: a place that "
         "no checksum covers changed, or other software rewrote the segment",
-        "compare with a copy; when the file is right, repair() notes its digest anew",
+        "compare with a copy; if the file is right, repair() notes its new digest",
     ),
     ProblemKind.DAMAGED_DIGEST: (
         Severity.WARNING,

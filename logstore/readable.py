@@ -479,7 +479,7 @@ class ReadableLog:
         return self._view.wait_until(reached, deadline)
 
     def listen(self, heard: Callable[[], object]) -> None:
-        """Have `heard` called after every append; for who waits for several logs at once.
+        """Call `heard` after every append: a thread can wait for several logs at once.
 
         It runs in the appending thread, perhaps under the log's lock, and must only pass it on.
         Nobody calls it for appends of another process: there, look again from time to time.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore._native import Record
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["BytesColumn", "Columns", "Record"]
 
 FIELDS = {"offset": 1, "timestamp": 2, "key": 4, "value": 8, "headers": 16}
+
+
+_T = TypeVar("_T")
 
 
 def needed(package: str, what: str, extra: str) -> Any:
@@ -133,12 +136,12 @@ class Columns:
     """One chunk of records, field by field.  ``len()`` is its number of rows.
 
     ``offsets`` and ``timestamps`` are numpy int64 arrays; ``keys`` and ``values`` are BytesColumns.
-    A field that was not asked for is None.  ``timestamp_type`` is 0 where producers gave the times
-    (CreateTime) and 1 where the log did (LogAppendTime); a chunk holds only one kind.
+    A field that was not asked for raises ValueError.  ``timestamp_type`` is 0 where producers gave
+    the times (CreateTime) and 1 where the log did (LogAppendTime); a chunk holds only one kind.
     """
 
-    __slots__ = ("_header_ends", "_header_names", "_header_values", "_rows", "keys", "offsets",
-                 "timestamp_type", "timestamps", "values")  # fmt: skip
+    __slots__ = ("_header_ends", "_header_names", "_header_values", "_keys", "_offsets", "_rows",
+                 "_timestamps", "_values", "timestamp_type")  # fmt: skip
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
         import numpy
@@ -146,14 +149,14 @@ class Columns:
         rows, kind, offsets, timestamps, keys, values, header_ends, names, header_values = parts
         self._rows: int = rows
         self.timestamp_type: int = kind
-        self.offsets: npt.NDArray[np.int64] | None = (
+        self._offsets: npt.NDArray[np.int64] | None = (
             None if offsets is None else numpy.frombuffer(offsets, numpy.int64)
         )
-        self.timestamps: npt.NDArray[np.int64] | None = (
+        self._timestamps: npt.NDArray[np.int64] | None = (
             None if timestamps is None else numpy.frombuffer(timestamps, numpy.int64)
         )
-        self.keys = None if keys is None else BytesColumn(keys)
-        self.values = None if values is None else BytesColumn(values)
+        self._keys = None if keys is None else BytesColumn(keys)
+        self._values = None if values is None else BytesColumn(values)
         self._header_ends = header_ends
         self._header_names = None if header_ends is None else BytesColumn(names)
         self._header_values = None if header_ends is None else BytesColumn(header_values)
@@ -161,10 +164,30 @@ class Columns:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offsets."""
+        return _asked(self._offsets, "offset")
+
+    @property
+    def timestamps(self) -> npt.NDArray[np.int64]:
+        """The times, in milliseconds."""
+        return _asked(self._timestamps, "timestamp")
+
+    @property
+    def keys(self) -> BytesColumn:
+        """The keys."""
+        return _asked(self._keys, "key")
+
+    @property
+    def values(self) -> BytesColumn:
+        """The values."""
+        return _asked(self._values, "value")
+
     def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
         """The headers of one row, as Record has them."""
         if self._header_names is None or self._header_values is None:
-            raise ValueError("the headers were not asked for")
+            raise ValueError("these columns have no headers: add 'headers' to fields=")
         if not -self._rows <= row < self._rows:
             raise IndexError(f"row {row} of {self._rows}")
         row %= self._rows
@@ -178,14 +201,14 @@ class Columns:
         """As an Arrow record batch on the same memory: offset, timestamp, key, value, headers."""
         pa = needed("pyarrow", "to_arrow", "arrow")
         arrays: dict[str, Any] = {}
-        if self.offsets is not None:
-            arrays["offset"] = _int64(self.offsets, pa.int64())
-        if self.timestamps is not None:
-            arrays["timestamp"] = _int64(self.timestamps, pa.timestamp("ms", tz="UTC"))
-        if self.keys is not None:
-            arrays["key"] = self.keys.to_arrow()
-        if self.values is not None:
-            arrays["value"] = self.values.to_arrow()
+        if self._offsets is not None:
+            arrays["offset"] = _int64(self._offsets, pa.int64())
+        if self._timestamps is not None:
+            arrays["timestamp"] = _int64(self._timestamps, pa.timestamp("ms", tz="UTC"))
+        if self._keys is not None:
+            arrays["key"] = self._keys.to_arrow()
+        if self._values is not None:
+            arrays["value"] = self._values.to_arrow()
         if self._header_names is not None and self._header_values is not None:
             arrays["headers"] = self._headers_to_arrow()
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
@@ -206,6 +229,12 @@ class Columns:
 
     def __repr__(self) -> str:
         return f"<Columns rows={self._rows}>"
+
+
+def _asked(column: _T | None, field: str) -> _T:
+    if column is None:
+        raise ValueError(f"these columns have no {field}s: add {field!r} to fields=")
+    return column
 
 
 def _int64(values: npt.NDArray[np.int64], type_: Any) -> Any:

@@ -36,11 +36,11 @@ STEP_BYTES = 8 << 20  # read between two looks at signals
 
 
 def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
-    """What the C scan calls for a compressed batch.  There, a ValueError is damage."""
-    try:
-        return codecs.decompress(codec, payload, max_bytes)
-    except codecs.CodecUnavailableError as error:
-        raise UnsupportedFormatError(str(error)) from error
+    """The C scan calls this for a compressed batch.
+
+    For the scan a ValueError is damage, unless it is an UnsupportedFormatError.
+    """
+    return codecs.decompress(codec, payload, max_bytes)
 
 
 class SegmentContents(NamedTuple):

@@ -584,7 +584,9 @@ class Store(Mapping[str, Topic], Closeable):
         """
         settings = _own_settings(config)
         self._config.with_settings(settings)
-        if not hasattr(partitions, "__index__") or not 1 <= partitions <= PARTITIONS_MAX:
+        if not hasattr(partitions, "__index__"):
+            raise ConfigError(f"partitions must be an int, not {partitions!r}")
+        if not 1 <= partitions <= PARTITIONS_MAX:
             raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
         if not isinstance(topic_id, uuid.UUID | None):
             raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")
@@ -793,7 +795,7 @@ class Store(Mapping[str, Topic], Closeable):
         return self._catalogue.deleted
 
     def forget_deleted_topics(self, names: Collection[str]) -> None:
-        """Their committed offsets are gone; for who keeps them."""
+        """Forget the committed offsets of deleted topics."""
         with self._lock:
             self._writable()
             self._catalogue.forget_deleted(names)
@@ -909,7 +911,7 @@ class Store(Mapping[str, Topic], Closeable):
     def companion(self, kind: Callable[[Store], C]) -> C:
         """The one `kind` of this store: made when it is first asked for, closed with the store.
 
-        For the rooms above: a coordinator belongs to a store, not to whoever asks for it first.
+        For packages above the store: a coordinator belongs to the store, not to its first caller.
         """
         with self._lock:
             self._check_usable()

@@ -32,7 +32,7 @@ def parse_duration(text: str) -> int:
     5400000
     """
     if not _DURATION.match(text):
-        raise ValueError(f"{text!r} is no duration: write 500ms, 15m, 1h30m, 7d")
+        raise ValueError(f"{text!r} is not a duration: write 500ms, 15m, 1h30m, 7d")
     return round(sum(float(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text)))
 
 
@@ -58,7 +58,7 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
         when = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time: write now, -15m, 2026-01-31T12:00:00Z, or milliseconds since "
+            f"{text!r} is not a time: write now, -15m, 2026-01-31T12:00:00Z, or milliseconds since "
             f"1970 such as 1769817600000"
         ) from None
     if when.tzinfo is None:

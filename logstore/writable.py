@@ -49,7 +49,7 @@ log = logging.getLogger("logstore.partition")
 
 
 class WritableLog(ReadableLog):
-    """A log with an end that moves: by rolls here, by appends and cuts in the rooms above."""
+    """A log with an end that moves: by rolls here, by appends and truncation in subclasses."""
 
     def __init__(self, view: View, durability: str) -> None:
         super().__init__(view)

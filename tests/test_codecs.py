@@ -12,9 +12,11 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import logstore
 from logstore import codecs
 from logstore.codecs import CODECS, CodecError, CodecLimitError, CodecUnavailableError
 
@@ -105,6 +107,25 @@ def test_a_missing_snappy_package_says_what_to_install(monkeypatch: pytest.Monke
         codecs.compress(SNAPPY, b"x")
     with pytest.raises(CodecUnavailableError, match=hint):
         codecs.decompress(SNAPPY, b"\x01\x00x", 10)
+
+
+def test_a_valid_log_is_not_called_damaged_or_old_where_its_codec_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with logstore.open(tmp_path) as store:
+        log = store.create_topic("t", config={"compression.type": "snappy"})[0]
+        log.append(b"x" * 500)
+        monkeypatch.setitem(sys.modules, "cramjam", None)
+        (problem,) = store.check()  # raises for an error
+        assert problem.kind == logstore.ProblemKind.UNAVAILABLE_CODEC
+        assert 'pip install "logstore[snappy]"' in problem.detail
+        assert "0.10" not in f"{problem.meaning} {problem.remedy}"
+        for call in (lambda: log.append(b"y"), lambda: log[0], lambda: list(log)):
+            with pytest.raises(logstore.CodecUnavailableError, match="cramjam"):
+                call()
+    repaired = logstore.repair(tmp_path, dry_run=True)
+    assert not repaired.steps
+    assert "cost" not in str(repaired)
 
 
 # ------------------------------------------------------------------------------------- round trips

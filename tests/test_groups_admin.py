@@ -257,3 +257,12 @@ def test_a_span_that_is_none_is_refused(orders: Store) -> None:
     with pytest.raises(TypeError, match="ago is"):
         groups.reset_offsets("g", ago="1h")  # type: ignore[arg-type]
     assert groups.reset_offsets("g", ago=datetime.timedelta.max)[0].after == 2
+
+
+def test_a_reset_of_a_group_that_does_not_exist_is_refused(store: Store) -> None:
+    store.create_topic("orders")
+    with pytest.raises(RebalanceError, match="no such group") as refused:
+        Groups(store).reset_offsets("unknown", to="earliest")
+    assert refused.value.code == "GROUP_ID_NOT_FOUND"
+    (reset,) = Groups(store).reset_offsets("unknown", ["orders"], to="earliest")
+    assert reset.after == 0

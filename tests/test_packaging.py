@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import logstore
+
 ROOT = Path(__file__).resolve().parent.parent
 
 QUICK_START = """
@@ -115,3 +117,19 @@ def unpack(sdist: Path) -> Path:
     with tarfile.open(sdist) as tar:
         tar.extractall(sdist.parent, filter="data")
     return sdist.parent / sdist.name.removesuffix(".tar.gz")
+
+
+def test_a_checkout_without_the_extension_says_what_to_do(tmp_path: Path) -> None:
+    package = tmp_path / "logstore"
+    package.mkdir()
+    source = Path(logstore.__file__).parent
+    for name in ("__init__.py", "record.py", "errors.py"):
+        shutil.copy(source / name, package / name)
+    for line in ("from logstore import _native", "logstore.Record"):
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", f"import logstore; {line}"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "pip install -e ." in done.stderr, (line, done.stderr)

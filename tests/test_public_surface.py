@@ -44,7 +44,7 @@ NAMES = {
     *("Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"),
     *("EpochEnd", "LeaderEpochs", "RetentionDecision", "RetentionPolicy"),
     *("ClosedError", "CorruptLogError", "DiskFullError", "FailedLogError", "FencedError"),
-    "ForkedHandleError",
+    *("CodecUnavailableError", "ForkedHandleError"),
     *("IndeterminateAppendError", "InterruptedAppendError", "InvalidNameError"),
     *("InvalidRecordError", "LockedError", "LogStoreError", "LogTruncatedError", "NotALogError"),
     *("OffsetOutOfRangeError", "ReadOnlyError", "RecordNotFoundError", "RecordTooLargeError"),
@@ -63,7 +63,7 @@ NAMES = {
     *("ConflictError", "OutOfOrderSequenceError", "TransactionAbortedError"),
     *("Assignor", "CommittedOffset", "GroupDescription", "GroupMember", "GroupMemberDescription"),
     *("GroupState", "Groups", "Lag", "OffsetReset", "RebalanceError", "TopicPartition"),
-    *("AsyncConsumer", "ConsumedRecord", "Consumer", "Transition"),
+    *("AsyncConsumer", "ConsumedRecord", "Consumer", "ReceivedRecord", "Transition"),
 }
 
 SIGNATURES = [
@@ -226,6 +226,7 @@ CAUGHT_AS = {
     "TransactionAbortedError": RuntimeError,
     "RebalanceError": RuntimeError,
     "UnsupportedFormatError": ValueError,
+    "CodecUnavailableError": logstore.UnsupportedFormatError,
 }
 
 

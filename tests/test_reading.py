@@ -257,7 +257,9 @@ def test_columns_equal_records(make_log: MakeLog, rows: int, codec: str) -> None
 
 def test_columns_respect_bounds_and_fields(ten: Partition) -> None:
     (chunk,) = ten.scan(3, 7).columns(fields=["value"])
-    assert (chunk.offsets, chunk.timestamps, chunk.keys) == (None, None, None)
+    for field in ("offset", "timestamp", "key"):
+        with pytest.raises(ValueError, match=f"no {field}s: add '{field}' to fields="):
+            getattr(chunk, f"{field}s")
     assert list(chunk.values) == [b"3", b"4", b"5", b"6"]
     assert [len(c) for c in ten.scan(max_records=5).columns(rows=2)] == [2, 2, 1]
     with pytest.raises(ValueError, match="unknown fields"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,44 @@ def test_a_page_runs_as_written(
     assert found
     for number, snippet in enumerate(found):
         exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), {})
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_a_page_is_clean_for_a_strict_type_checker(page: Path, tmp_path: Path) -> None:
+    build = pytest.importorskip("mypy.api")
+    (tmp_path / "page.py").write_text(
+        "".join(
+            f"def snippet_{number}() -> None:\n{textwrap.indent(snippet, '    ')}\n"
+            for number, snippet in enumerate(snippets(page))
+        )
+    )
+    out, _, code = build.run(
+        ["--strict", "--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary",
+         "--cache-dir", str(tmp_path / "cache"), str(tmp_path / "page.py")]
+    )  # fmt: skip
+    assert code == 0, out
+
+
+def test_what_send_and_poll_return_is_typed(tmp_path: Path) -> None:
+    build = pytest.importorskip("mypy.api")
+    (tmp_path / "page.py").write_text(
+        "from logstore import AsyncConsumer, Consumer, Producer, Transaction\n"
+        "def typed(c: Consumer, p: Producer, tx: Transaction) -> None:\n"
+        "    p.send('t', b'v').reslut()\n"
+        "    tx.send('t', b'v').reslut()\n"
+        "    c.poll()[0].ofset\n"
+        "    for record in c:\n"
+        "        record.offset + 'a'\n"
+        "async def later(c: AsyncConsumer) -> None:\n"
+        "    (await c.poll())[0].ofset\n"
+        "    async for record in c:\n"
+        "        record.ofset\n"
+    )
+    out, _, _ = build.run(
+        ["--strict", "--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary",
+         "--cache-dir", str(tmp_path / "cache"), str(tmp_path / "page.py")]
+    )  # fmt: skip
+    assert [int(line.split(":")[1]) for line in out.splitlines()] == [3, 4, 5, 7, 9, 11], out
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -525,3 +525,8 @@ def test_ending_a_transaction_with_impossible_numbers(
     with pytest.raises((InvalidRecordError, ValueError), match=r"transaction|coordinator"):
         log.end_transaction(producer_id, epoch, commit=True, coordinator_epoch=coordinator)
     assert log.end_offset == 0
+
+
+def test_a_count_of_partitions_that_is_text_is_named_as_such(store: Store) -> None:
+    with pytest.raises(ConfigError, match="partitions must be an int, not '3'"):
+        store.create_topic("x", "3")  # type: ignore[arg-type]

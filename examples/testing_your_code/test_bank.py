@@ -7,10 +7,8 @@ clients of the bank were told, judged by the history checker.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from bank import OPENING, Bank
@@ -18,9 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from logstore.clock import ManualClock
-from logstore.testing import Recorder, assert_clean, check_invariants
-from logstore.testing.fixtures import StoreUnderTest
+from logstore.testing import Recorder, StoreUnderTest, assert_clean, check_invariants
 
 ACCOUNTS = ["ann", "bob", "eve"]
 
@@ -43,10 +39,7 @@ class BankMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = tempfile.TemporaryDirectory()
-        self.under_test = StoreUnderTest(
-            Path(self.directory.name) / "store", ManualClock(), durability="os"
-        )
+        self.under_test = StoreUnderTest(durability="os")  # in memory, removed by close
         self.bank = open_bank(self.under_test)
         self.balances = dict.fromkeys(ACCOUNTS, OPENING)
         self.answers: list[tuple[tuple[int, str, str, int], bool]] = []
@@ -88,7 +81,6 @@ class BankMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         check_invariants(self.under_test.store["bank"][0])
         self.under_test.close()
-        self.directory.cleanup()
 
 
 TestBank = BankMachine.TestCase

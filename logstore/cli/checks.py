@@ -11,7 +11,6 @@ from logstore.cli.completion import topic_names
 from logstore.cli.output import plain
 from logstore.cli.progress import Progress
 from logstore.cli.session import Session, pass_session, verb
-from logstore.cli.upkeep import UNCHANGED
 
 if TYPE_CHECKING:
     from logstore import Problem
@@ -75,6 +74,5 @@ def repair_verb(session: Session, accept_loss: bool, yes: bool) -> int:
             session.path, dry_run=not yes, accept_loss=accept_loss, progress=progress.reached
         )
     session.output.one(done.as_json(), words=exits.as_advice(str(done)).splitlines())
-    if done.steps and not yes:
-        session.output.note(UNCHANGED)
-    return exits.CORRUPT if any(p.severity == "error" for p in done.left) else exits.OK
+    code = session.output.dry_run() if done.steps and not yes else exits.OK
+    return exits.CORRUPT if any(p.severity == "error" for p in done.left) else code

@@ -65,7 +65,7 @@ def du_verb(session: Session, topics: tuple[str, ...], by: str, ratio: bool) -> 
         else:
             columns.append(number("segments"))
         columns += [
-            number("records"),
+            number("offsets"),
             size("log_bytes", "log"),
             size("index_bytes", "indexes"),
             size("other_bytes", "other"),
@@ -81,7 +81,7 @@ def _ratio_text(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
-_SUMS = ("segments", "records", "log_bytes", "index_bytes", "other_bytes", "total_bytes",
+_SUMS = ("segments", "offsets", "log_bytes", "index_bytes", "other_bytes", "total_bytes",
          "reclaimable_bytes", "uncompressed_bytes")  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def _partition(log: Partition, *, ratio: bool) -> dict[str, Any]:
             "base_offset": segment.base_offset,
             "end_offset": segment.end_offset,
             "sealed": segment.sealed,
-            "records": max(0, segment.end_offset - max(segment.base_offset, log.start_offset)),
+            "offsets": max(0, segment.end_offset - max(segment.base_offset, log.start_offset)),
             "log_bytes": log_bytes,
             "index_bytes": index_bytes,
             "other_bytes": 0,

@@ -14,12 +14,13 @@ from logstore.cli.text import printable
 __all__ = ["CommandError", "as_advice", "exit_code", "message_of", "tell"]
 
 OK: Final = 0
-USAGE: Final = 1  # the command line, or what was fed in, cannot be meant
+USAGE: Final = 1  # the command line, or what was fed in, cannot be understood
 NOT_FOUND: Final = 2  # no such store, topic, partition, offset, file
 BUSY: Final = 3  # another process holds the store; the topic exists; someone else was first
 CORRUPT: Final = 4  # damage was found
 TIMEOUT: Final = 5  # what was waited for did not come
 FAILED: Final = 6  # the operating system said no: a full disk, no permission, an I/O error
+DRY_RUN: Final = 7  # without --yes: there is something to change, and nothing was changed
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 

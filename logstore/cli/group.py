@@ -15,7 +15,6 @@ from logstore.cli.completion import group_names, topic_names
 from logstore.cli.output import Column, number, plain, size
 from logstore.cli.session import Integer, Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import span_text
-from logstore.cli.upkeep import UNCHANGED
 
 if TYPE_CHECKING:
     from logstore.groups import Groups, OffsetReset
@@ -214,7 +213,7 @@ def reset_verb(
     from_file: str | None,
     export: bool,
     yes: bool,
-) -> None:
+) -> int:
     """Move a group's offsets: of the topics named, else of all it has committed.
 
     Only while the group has no members.
@@ -238,6 +237,8 @@ def reset_verb(
         )
     with session.writing() if yes else session.reading() as store:
         groups = Groups(store)
+        if not scope and from_file is None:
+            _known(groups, group)
         resets = groups.reset_offsets(
             group,
             scope_of(scope) or None,
@@ -249,17 +250,17 @@ def reset_verb(
             file=from_file,
             dry_run=not yes,
         )
-        _print_resets(session, group, resets, export=export, done=yes)
+        return _print_resets(session, group, resets, export=export, done=yes)
 
 
 def _print_resets(
     session: Session, group: str, resets: list[OffsetReset], *, export: bool, done: bool
-) -> None:
+) -> int:
     output = session.output
     if export:
         for each in resets:
             output.line(f"{each.partition.topic},{each.partition.partition},{each.after}")
-        return
+        return exits.OK
     rows = [
         {
             "group": group,
@@ -285,15 +286,14 @@ def _print_resets(
     if not rows:
         raise click.UsageError("no partition is meant: the group has no offsets there; name topics")
     output.rows(rows, columns)
-    if not done:
-        output.note(UNCHANGED)
+    return exits.OK if done else output.dry_run()
 
 
 @verb("rm")
 @click.argument("names", shell_complete=group_names, nargs=-1, required=True, metavar="GROUP...")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
 @pass_session
-def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> None:
+def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> int:
     """Delete groups and their committed offsets.  Only while they have no members."""
     from logstore.groups import Groups
 
@@ -307,8 +307,7 @@ def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> None:
                 groups.delete(name)
         columns = (plain("group"), number("partitions"), plain("deleted"))
         session.output.rows(rows, columns)
-    if not yes:
-        session.output.note("nothing was deleted: repeat it with --yes")
+    return exits.OK if yes else session.output.dry_run("nothing was deleted: repeat it with --yes")
 
 
 @verb("rm-offsets")
@@ -318,7 +317,7 @@ def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
 @pass_session
-def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: bool) -> None:
+def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: bool) -> int:
     """Forget committed offsets of some topics.  Only while no member reads them."""
     from logstore.groups import Groups
 
@@ -350,8 +349,7 @@ def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: b
             plain("deleted"),
         )
         session.output.rows(rows, columns, empty=f"{group} has committed nothing there")
-    if not yes:
-        session.output.note("nothing was deleted: repeat it with --yes")
+    return exits.OK if yes else session.output.dry_run("nothing was deleted: repeat it with --yes")
 
 
 @verb("copy")
@@ -359,7 +357,7 @@ def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: b
 @click.argument("target")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would change.")
 @pass_session
-def copy_verb(session: Session, source: str, target: str, yes: bool) -> None:
+def copy_verb(session: Session, source: str, target: str, yes: bool) -> int:
     """Give group TARGET the committed offsets of group SOURCE.  Only while it has no members."""
     from logstore.groups import Groups
 
@@ -385,5 +383,4 @@ def copy_verb(session: Session, source: str, target: str, yes: bool) -> None:
         columns = (plain("topic"), number("partition"), number("before"), number("after"),
                    plain("done"))  # fmt: skip
         session.output.rows(rows, columns, empty=f"{source} has committed nothing")
-    if not yes:
-        session.output.note(UNCHANGED)
+    return exits.OK if yes else session.output.dry_run()

@@ -27,7 +27,8 @@ def offsets_verb(
     """First, last, durable and stable offsets of every partition.
 
     end: the offset that the next record gets.  durable: all below it survives a power cut.
-    stable: all below it can be read as committed.  latest at: the record with the latest time.
+    stable: all below it can be read as committed.  max time at: the offset of the record with the
+    latest time.
     """
     with session.reading() as store:
         rows = []
@@ -54,7 +55,7 @@ def offsets_verb(
             number("end_offset", "end"),
             number("durable_offset", "durable"),
             number("last_stable_offset", "stable"),
-            number("max_timestamp_offset", "latest at"),
+            number("max_timestamp_offset", "max time at"),
         ]
         if at is not None:
             columns.append(number("offset_at", "at time"))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
+from logstore.cli import exits
 from logstore.cli.text import json_text, printable, size_text
 from logstore.times import time_text
 
@@ -87,6 +88,11 @@ class Output:
     def flush(self) -> None:
         """Let the reader see what was printed so far."""
         self.stream.flush()
+
+    def dry_run(self, text: str = "nothing was changed: repeat it with --yes") -> int:
+        """Note that nothing was done; return the exit code of that."""
+        self.note(text)
+        return exits.DRY_RUN
 
     def rows(self, rows: Iterable[Row], columns: Sequence[Column], *, empty: str = "") -> None:
         """Print a list.  `empty` is said instead of a table without rows."""

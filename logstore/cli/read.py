@@ -9,7 +9,7 @@ import collections
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -111,11 +111,13 @@ class Selection:
         parts = [self.of(log, *self.stretch(log)) for log in self.logs]
         return heapq.merge(*parts, key=_time)
 
-    def last(self, count: int) -> list[Record]:
-        """The last so many of all partitions together, oldest first."""
+    def last(self, count: int, ends: Mapping[int, int] | None = None) -> list[Record]:
+        """The last so many of all partitions together, below `ends` if given, oldest first."""
         found: list[Record] = []
         for log in self.logs:
             start, stop = self.stretch(log)
+            if ends is not None:
+                stop = min(stop, ends.get(log.number, stop))
             span = max(1, count)
             while count and start < stop:
                 first = max(start, stop - span)
@@ -127,12 +129,21 @@ class Selection:
         found.sort(key=lambda record: (record.timestamp, record.partition or 0, record.offset))
         return found[-count:] if count else []
 
-    def follow(self, timeout: float | None) -> Iterator[Record | None]:
-        """All of them, and those to come; None whenever there is nothing new for a moment."""
+    def follow(self, timeout: float | None, *, last: int | None = None) -> Iterator[Record | None]:
+        """All of them, or the `last` so many, and those to come; None if nothing is new."""
         from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
 
         positions: dict[int, int] = {}
         cuts: dict[int, Cut] = {}
+        if last is not None:
+            # Later records are read from these ends, whatever is appended meanwhile.
+            cuts = {log.number: log.cut for log in self.logs}
+            committed = self.isolation == "read_committed"
+            positions = {
+                log.number: log.last_stable_offset if committed else log.end_offset
+                for log in self.logs
+            }
+            yield from self.last(last, positions)
         stops: dict[int, int] = {}
         idle_from = time.monotonic()
         first = True
@@ -144,8 +155,9 @@ class Selection:
                     cuts[number] = log.cut
                     start = self.start.of(log) if first else log.start_offset
                     positions[number] = self._kept(log, start)
-                    if self.stop is not None and self.stop.kind != "end":
-                        stops[number] = self.stop.of(log)
+                bound = self.stop
+                if bound is not None and bound.kind != "end" and number not in stops:
+                    stops[number] = bound.of(log)
                 try:
                     _ = log.end_offset  # a reader looks: a truncation is noticed here
                     cut, lowest = log.cut, cuts[number].lowest_since()
@@ -228,7 +240,12 @@ def _size(log: Partition) -> int:
 @click.option("--to", "stop", type=BOUND, metavar="WHERE", help="End before this.")
 @click.option("--last", type=Integer(0), metavar="N", help="The last N, by their times.")
 @click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N.")
-@click.option("--follow", is_flag=True, help="Wait for more at the end; Ctrl-C ends it.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Print all, then wait for more; with --last N as `tail -n N -f`, with "
+    "--from end only what is new.  Ctrl-C ends it.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
@@ -275,13 +292,14 @@ def read_verb(
 
     \b
     logstore read orders --last 10
+    logstore read orders --last 10 --follow
     logstore read orders --from -15m --where '$.total > 100'
     logstore read orders -f '%k:%s\\n' | logstore write copy -K:
 
     JSON lines lose nothing: `logstore write --format jsonl` takes them back.
     """
-    if sum((last is not None, follow, by_time)) > 1:
-        raise click.UsageError("--last, --follow and --by-time exclude each other")
+    if by_time and (last is not None or follow):
+        raise click.UsageError("--by-time goes with neither --last nor --follow")
     if timeout is not None and not follow:
         raise click.UsageError("--timeout goes with --follow")
     if count and (follow or last is not None or most is not None or layout is not None):
@@ -306,7 +324,7 @@ def read_verb(
         if count:
             _print_count(session, topic, chosen.count())
         elif follow:
-            reached = printed(_limited(chosen.follow(timeout), most, output))
+            reached = printed(_limited(chosen.follow(timeout, last=last), most, output))
             if most is not None and reached < most:
                 output.note(f"only {reached:,} of {most:,} records came in time")
                 return exits.TIMEOUT

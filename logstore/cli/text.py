@@ -88,6 +88,23 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} {unit}"
 
 
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kmgt])(i?)b?|b)", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size: KiB, MiB, GiB, TiB are powers of 1024, KB, MB, GB, TB of 1000.
+
+    >>> parse_size("1.5MiB"), parse_size("10MB"), parse_size("64k")
+    (1572864, 10000000, 64000)
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a size: write 4096, 64KiB, 1.5GiB, 10MB")
+    power = " kmgt".index((found[2] or " ").lower())
+    unit: int = (1024 if found[3] else 1000) ** power
+    return round(float(found[1]) * unit)
+
+
 def span_text(span_ms: int) -> str:
     """A span of time for a person, in its two greatest units.
 

@@ -21,9 +21,9 @@ from logstore.cli.session import (
     store_option,
     verb,
 )
-from logstore.cli.text import size_text, span_text
+from logstore.cli.text import parse_size, size_text, span_text
 from logstore.errors import LogStoreError
-from logstore.times import time_text
+from logstore.times import parse_duration, time_text
 
 if TYPE_CHECKING:
     from logstore import Partition, Topic
@@ -54,14 +54,26 @@ def topic_verb() -> None:
 
 
 def settings_of(pairs: Iterable[str]) -> dict[str, Any]:
-    """``name=value`` pairs as settings; ``name=`` means the default again."""
+    """``name=value`` pairs as settings; ``name=`` means the default again.
+
+    A setting in ms takes a duration (7d), one in bytes takes a size (1MiB).
+    """
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise click.UsageError(f"a setting is NAME=VALUE, not {pair!r}")
-        settings[name.strip()] = value.strip() or None
+        settings[name.strip()] = _in_units(name.strip(), value.strip()) or None
     return settings
+
+
+def _in_units(name: str, value: str) -> str:
+    """Return a duration as milliseconds and a size as bytes, where the setting is one."""
+    if name.replace("_", ".").endswith(".ms") and value[-1:].isalpha():
+        return str(parse_duration(value))
+    if name.replace("_", ".").endswith(".bytes") and value[-1:].isalpha():
+        return str(parse_size(value))
+    return value
 
 
 def totals(topic: Topic) -> dict[str, Any]:
@@ -72,7 +84,7 @@ def totals(topic: Topic) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "partitions": len(partitions),
-        "records": sum(p.end_offset - p.start_offset for p in partitions),
+        "offsets": sum(p.end_offset - p.start_offset for p in partitions),
         "size_bytes": sum(p.size_bytes for p in partitions),
         "segments": sum(p.segments for p in partitions),
         "oldest": min(firsts, default=None),
@@ -87,8 +99,9 @@ def totals(topic: Topic) -> dict[str, Any]:
 def ls_verb(session: Session, quiet: bool) -> int:
     """The topics of a store.
 
-    Records are counted by offsets: where compaction has been, there are fewer.  A topic that cannot
-    be read says why, and the exit code is that of its error.
+    OFFSETS is the end minus the start.  After compaction, aborts or markers there are fewer
+    records: `logstore read TOPIC --count` counts them.  A topic that cannot be read has its error
+    in a column, and the exit code is that of the error.
     """
     code = exits.OK
     with session.reading() as store:
@@ -106,7 +119,7 @@ def ls_verb(session: Session, quiet: bool) -> int:
         columns = [
             plain("topic"),
             number("partitions"),
-            number("records"),
+            number("offsets"),
             size("size_bytes", "size"),
             moment("oldest"),
             moment("newest"),
@@ -148,7 +161,7 @@ def show_verb(session: Session, topic: str) -> None:
             ("topic", topic),
             ("id", row["id"] or "-"),
             ("size", f"{size_text(row['size_bytes'])} in {row['segments']:,} segments"),
-            ("records", f"{row['records']:,} offsets"),
+            ("offsets", f"{row['offsets']:,}"),
             ("times", f"{_when(row['oldest'])} to {_when(row['newest'])}"),
             ("rate", _rate(row)),
             ("cleanup", row["cleanup_policy"]),
@@ -179,8 +192,8 @@ def _rate(row: dict[str, Any]) -> str:
     span = (row["newest"] or 0) - (row["oldest"] or 0)
     if span <= 0:
         return "-"
-    rate = row["records"] * 1000 / span
-    return f"{rate:,.1f} records/s between oldest and newest, {span_text(span)}"
+    rate = row["offsets"] * 1000 / span
+    return f"{rate:,.1f} offsets/s between oldest and newest, {span_text(span)}"
 
 
 def _deletion(when: int | None, now: int) -> str:
@@ -216,7 +229,7 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
     multiple=True,
     metavar="NAME=VALUE",
     shell_complete=setting_names,
-    help="A setting, by Kafka's name.",
+    help="A setting, by Kafka's name: retention.ms=7d, segment.bytes=64MiB.",
 )
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there stays as it is.")
 @pass_session
@@ -280,19 +293,21 @@ def alter_verb(
 @click.argument("topics", shell_complete=topic_names, nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
 @pass_session
-def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> None:
-    """Delete topics and their records.  Without --yes it only says what would go."""
+def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> int:
+    """Delete topics and their records.
+
+    Without --yes it only shows what would be deleted, with exit code 7.
+    """
     store = session.writing() if yes else session.reading()
     with store:
         rows = [{**totals(store[name]), "deleted": yes} for name in topics]
         if yes:
             for name in topics:
                 store.delete_topic(name)
-        columns = (plain("topic"), number("partitions"), number("records"),
+        columns = (plain("topic"), number("partitions"), number("offsets"),
                    size("size_bytes", "size"), plain("deleted"))  # fmt: skip
         session.output.rows(rows, columns)
-    if not yes:
-        session.output.note("nothing was deleted: repeat it with --yes")
+    return exits.OK if yes else session.output.dry_run("nothing was deleted: repeat it with --yes")
 
 
 @verb("clone")

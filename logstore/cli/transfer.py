@@ -27,7 +27,7 @@ from logstore.cli.progress import Progress
 from logstore.cli.read import Selection
 from logstore.cli.session import InputFile, Session, partition_option, pass_session, verb
 from logstore.cli.text import json_text
-from logstore.cli.write import Appender, lines_of
+from logstore.cli.write import Appender, lines_of, target_of
 from logstore.errors import InvalidRecordError
 from logstore.record import Record, needed
 
@@ -279,9 +279,8 @@ def import_verb(
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if file == "-" else stack.enter_context(open(file, "rb"))
         store = stack.enter_context(session.writing(create=create))
-        if create:
-            store.create_topic(topic, exist_ok=True)
-        with Appender(session, store[topic], compression=compression, verbose=False) as appender:
+        target = target_of(store, topic, create=create)
+        with Appender(session, target, compression=compression, verbose=False) as appender:
             try:
                 for message in _IMPORTS[form](stream):
                     place = message.partition if keep_partitions else None

@@ -12,7 +12,6 @@ from logstore.cli.command import Verbs
 from logstore.cli.output import Column, known_time, moment, number, plain
 from logstore.cli.session import Integer, Session, output_option, pass_session, store_option, verb
 from logstore.cli.text import span_text
-from logstore.cli.upkeep import UNCHANGED
 
 if TYPE_CHECKING:
     from logstore.transactions.service import TransactionDescription, Transactions
@@ -131,7 +130,7 @@ def abort_verb(
     partition: int | None,
     producer: int | None,
     yes: bool,
-) -> None:
+) -> int:
     """Abort the open transaction of a transactional id, or a hanging one in a log.
 
     Opening the store for this ends what a killed process left unfinished, too.
@@ -167,5 +166,4 @@ def abort_verb(
                     ongoing[0].producer_id, ongoing[0].producer_epoch, commit=False
                 )
             session.output.one({**row, "aborted": yes})
-    if not yes:
-        session.output.note(UNCHANGED)
+    return exits.OK if yes else session.output.dry_run()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from logstore.cli import exits
 from logstore.cli.bounds import BOUND, DURATION, TIME, Bound
 from logstore.cli.completion import topic_names
 from logstore.cli.output import moment, number, plain, size
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from logstore import CompactionReport, Partition, RetentionPolicy, Store
 
 __all__ = ["compact_verb", "purge_verb", "retain_verb"]
-
-UNCHANGED = "nothing was changed: repeat it with --yes"
 
 
 def chosen(store: Store, topics: Sequence[str], partitions: Sequence[int]) -> list[Partition]:
@@ -63,7 +62,7 @@ def retain_verb(
     now: int | None,
     deleted: bool,
     yes: bool,
-) -> None:
+) -> int:
     """Delete what retention lets go; a decision and its reason for every segment.
 
     Without limits here, each topic's retention.ms and retention.bytes decide.
@@ -79,7 +78,14 @@ def retain_verb(
             for decision in log.enforce(policy, now=now, dry_run=not yes):
                 if decision.delete or not deleted:
                     place = {"topic": log.topic, "partition": log.number}
-                    rows.append({**place, **dataclasses.asdict(decision)})
+                    row = {**place, **dataclasses.asdict(decision)}
+                    if policy is None:  # the limits are the topic's settings: use their names
+                        row["reason"] = (
+                            row["reason"]
+                            .replace("max_age_ms", "retention.ms")
+                            .replace("max_bytes", "retention.bytes")
+                        )
+                    rows.append(row)
         columns = (
             plain("topic"),
             number("partition"),
@@ -95,7 +101,10 @@ def retain_verb(
         output.rows(shown if output.kind == "table" else rows, columns, empty="nothing goes")
         going = sum(row["size_bytes"] for row in rows if row["delete"])
         if going and not yes:
-            output.note(f"{going:,} bytes would go; {UNCHANGED}")
+            return output.dry_run(
+                f"{going:,} bytes would be deleted; nothing was changed: repeat it with --yes"
+            )
+        return exits.OK
 
 
 # ---- compact ----
@@ -128,10 +137,11 @@ def compact_verb(
     force: bool,
     memory: int,
     yes: bool,
-) -> None:
+) -> int:
     """Keep the newest record of every key, in topics whose cleanup.policy says so.
 
-    The active segment is never touched.  Without --yes it tells what one pass would do.
+    The active segment is never touched.  Without --yes it only shows what one pass would do, with
+    exit code 7.
     """
     from logstore.compaction import Compactor
 
@@ -165,8 +175,7 @@ def compact_verb(
             plain("explanation"),
         )
         output.rows(rows, columns, empty="no topic here has cleanup.policy=compact")
-        if rows and not yes:
-            output.note(UNCHANGED)
+        return output.dry_run() if rows and not yes else exits.OK
 
 
 # ---- purge ----
@@ -188,7 +197,7 @@ def purge_verb(
     key: str | None,
     key_hex: str | None,
     yes: bool,
-) -> None:
+) -> int:
     """Delete records now: all before an offset or a time, or all of one key.
 
     By key, segments are rewritten and nothing of it is left in the files of the log.
@@ -199,8 +208,7 @@ def purge_verb(
         _purge_before(session, topic, partition, before, yes)
     else:
         _purge_key(session, topic, partition, _key_bytes(key, key_hex), yes)
-    if not yes:
-        session.output.note(UNCHANGED)
+    return exits.OK if yes else session.output.dry_run()
 
 
 def _key_bytes(key: str | None, key_hex: str | None) -> bytes:
@@ -220,7 +228,7 @@ def _purge_before(
         logs = partitions_of(store[topic], partitions)
         ends = {log.number: log.end_offset for log in logs}
         bounds = {log.number: before.of(log) for log in logs}
-        # Nothing goes before it is known that all of it can be meant.
+        # Delete nothing before the bounds of all partitions are checked.
         if all(bounds[number] > end for number, end in ends.items()):
             from logstore.errors import OffsetOutOfRangeError
 
@@ -239,7 +247,7 @@ def _purge_before(
                     "partition": log.number,
                     "start_offset": start,
                     "new_start_offset": max(start, wanted),
-                    "records": max(0, wanted - start),
+                    "offsets": max(0, wanted - start),
                     "freed_bytes": freed,
                     "done": yes,
                 }
@@ -248,7 +256,7 @@ def _purge_before(
             number("partition"),
             number("start_offset", "start"),
             number("new_start_offset", "new start"),
-            number("records"),
+            number("offsets"),
             size("freed_bytes", "freed"),
             plain("done"),
         )

@@ -26,7 +26,7 @@ from logstore.cli.text import bytes_text
 from logstore.errors import UnknownTopicError
 
 if TYPE_CHECKING:
-    from logstore import Topic, Writer
+    from logstore import Store, Topic, Writer
 
 __all__ = ["Appender", "lines_of", "write_verb"]
 
@@ -108,12 +108,7 @@ def write_verb(
         raise click.UsageError("--keep-partitions goes with --format jsonl")
     made = _maker(kind, key_delimiter, key, _headers(header), timestamp, null)
     with session.writing(create=create, durability=durability) as store:
-        if create:
-            store.create_topic(topic, exist_ok=True)
-        try:
-            target = store[topic]
-        except UnknownTopicError as error:
-            raise exits.CommandError(exits.NOT_FOUND, f"{error}; --create makes it") from None
+        target = target_of(store, topic, create=create)
         if partition is not None:
             target[partition]  # now, and not after reading
         with Appender(session, target, compression=compression, verbose=verbose) as appender:
@@ -256,6 +251,19 @@ def unescaped(text: str) -> bytes:
 
 
 # ---- appending ----
+
+
+def target_of(store: Store, topic: str, *, create: bool) -> Topic:
+    """The topic to append to; `create` makes it if it is missing."""
+    if create:
+        return store.create_topic(topic, exist_ok=True)
+    try:
+        return store[topic]
+    except UnknownTopicError as error:
+        hint = "" if error.near else ";"
+        raise exits.CommandError(
+            exits.NOT_FOUND, f"{error}{hint} --create makes a new topic"
+        ) from None
 
 
 class Appender:

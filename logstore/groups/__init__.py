@@ -15,7 +15,7 @@ from logstore.groups.administration import (
 )
 from logstore.groups.assignors import ASSIGNORS, Assignor, GroupMember
 from logstore.groups.async_consumer import AsyncConsumer
-from logstore.groups.consumer import ConsumedRecord, Consumer
+from logstore.groups.consumer import ConsumedRecord, Consumer, ReceivedRecord
 from logstore.groups.coordinator import GroupCoordinator
 from logstore.groups.lag import Lag
 from logstore.groups.machine import GroupConfig, GroupMachine, GroupState, Transition
@@ -36,5 +36,6 @@ __all__ = [
     "Groups",
     "Lag",
     "OffsetReset",
+    "ReceivedRecord",
     "Transition",
 ]

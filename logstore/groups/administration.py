@@ -238,7 +238,8 @@ class Groups:
 
         What would lie outside of the log becomes its nearest end.  `partitions`: topics, or (topic,
         partition); those of the committed offsets when nothing is said.  ``dry_run=True`` only says
-        what would be done.  RebalanceError while the group has members.
+        what would be done.  RebalanceError while the group has members, and for a group that does
+        not exist unless partitions are named.
         """
         given = [name for name, value in (("to", to), ("offset", offset), ("shift", shift),
                  ("at", at), ("ago", ago), ("file", file)) if value is not None]  # fmt: skip
@@ -249,6 +250,12 @@ class Groups:
             )
         if to is not None and to not in ("earliest", "latest", "current"):
             raise ConfigError(f"to is 'earliest', 'latest' or 'current', not {to!r}")
+        if group_id not in self and partitions is None and file is None:
+            raise RebalanceError(
+                "no such group, so that it has no offsets to move: name the partitions",
+                group=group_id,
+                code="GROUP_ID_NOT_FOUND",
+            )
         before = self.committed(group_id)
         wanted = _from_file(file) if file is not None else {}
         chosen = list(wanted) if file is not None else self._scope(partitions, before)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from logstore.groups.consumer import Consumer, Topics
+from logstore.groups.consumer import Consumer, ReceivedRecord, Topics
 from logstore.groups.lag import Lag
 from logstore.offsets import CommittedOffset, Offsets, TopicPartition
 from logstore.store import Store
@@ -34,7 +34,9 @@ class AsyncConsumer:
 
     # ---- reading ----
 
-    async def poll(self, *, max_records: int = 500, timeout: float | None = None) -> list[Any]:
+    async def poll(
+        self, *, max_records: int = 500, timeout: float | None = None
+    ) -> list[ReceivedRecord]:
         """The next records, at most `max_records`; none when `timeout` seconds bring none."""
         consumer = self.consumer
         limit = consumer.timeout if timeout is None else timeout
@@ -55,7 +57,7 @@ class AsyncConsumer:
         await consumer._bell.wait_in_loop(consumer._nap(left))
         return True
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[ReceivedRecord]:
         """Records one by one; ends when nothing comes for `timeout` seconds."""
         consumer = self.consumer
         while True:

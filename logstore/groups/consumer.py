@@ -29,7 +29,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from logstore import _native
 from logstore.clock import Clock, SystemClock
@@ -66,7 +66,7 @@ from logstore.record import Record
 from logstore.serialization import Deserializer, SerializationError, deserializer
 from logstore.store import Store
 
-__all__ = ["ConsumedRecord", "Consumer"]
+__all__ = ["ConsumedRecord", "Consumer", "ReceivedRecord"]
 
 log = logging.getLogger("logstore.consumer")
 
@@ -84,6 +84,38 @@ Topics: TypeAlias = "str | re.Pattern[str]"
 Start: TypeAlias = "str | int | datetime.datetime"
 AnyAssignor: TypeAlias = "str | Assign | Assignor"
 Moved: TypeAlias = "Callable[[list[TopicPartition]], object]"
+
+
+class ReceivedRecord(Protocol):
+    """A record of a consumer: a Record, or with a deserializer a ConsumedRecord."""
+
+    @property
+    def value(self) -> Any:
+        """The result of the value deserializer; without one bytes, or None."""
+
+    @property
+    def key(self) -> Any:
+        """The result of the key deserializer; without one bytes, or None."""
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Names and values."""
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970."""
+
+    @property
+    def offset(self) -> int:
+        """Its place in the partition."""
+
+    @property
+    def partition(self) -> int:
+        """The partition's number."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
 
 
 class ConsumedRecord(NamedTuple):
@@ -501,7 +533,7 @@ class Consumer(Closeable):
 
     # ---- reading ----
 
-    def poll(self, *, max_records: int = 500, timeout: float | None = None) -> list[Any]:
+    def poll(self, *, max_records: int = 500, timeout: float | None = None) -> list[ReceivedRecord]:
         """The next records, at most `max_records`; none when `timeout` seconds bring none.
 
         None as `timeout` means the consumer's own.  What the poll before returned counts as
@@ -527,10 +559,10 @@ class Consumer(Closeable):
                 source.seek(at)
             raise
 
-    def _try_poll(self, max_records: int) -> list[Any]:
+    def _try_poll(self, max_records: int) -> list[ReceivedRecord]:
         """What there is now, from several partitions if need be."""
         self._look_around()
-        found: list[Any] = []
+        found: list[ReceivedRecord] = []
         began: dict[TopicPartition, int] = {}
         for source in list(self._turn):
             at = source.position
@@ -575,15 +607,15 @@ class Consumer(Closeable):
             self._auto_commit_due = time.monotonic() + self._auto_commit_interval
             self._commit_positions(self._sources, "from time to time")
 
-    def _read(self, source: Source, limit: int) -> list[Any]:
+    def _read(self, source: Source, limit: int) -> list[ReceivedRecord]:
         """Records of one partition, deserialized; none when there are none."""
         at = source.position
         if source.paused or at is None:
             return []
         records = self._read_raw(source, limit)
         if not records or (self._key_deserializer is None and self._value_deserializer is None):
-            return records
-        made: list[Any] = []
+            return cast("list[ReceivedRecord]", records)  # a record of a log has all fields
+        made: list[ReceivedRecord] = []
         try:
             made.extend(map(self._deserialized, records))
         except SerializationError as error:
@@ -634,12 +666,15 @@ class Consumer(Closeable):
         return ConsumedRecord(made[0], made[1], record.headers, record.timestamp, record.offset,
                               partition, topic)  # fmt: skip
 
-    def _intercepted(self, records: list[Any], began: Mapping[TopicPartition, int]) -> list[Any]:
+    def _intercepted(
+        self, records: list[ReceivedRecord], began: Mapping[TopicPartition, int]
+    ) -> list[ReceivedRecord]:
         """As the interceptors want them; when one fails, it is as if nothing had been read."""
         if not self._interceptors.receivers:
             return records
         try:
-            return list(self._interceptors.on_consume(records))
+            taken = self._interceptors.on_consume(cast("list[Record]", records))
+            return cast("list[ReceivedRecord]", list(taken))
         except BaseException:
             for tp, at in began.items():
                 self._sources[tp].seek(at)
@@ -659,7 +694,7 @@ class Consumer(Closeable):
             naps.append(max(0.01, self._auto_commit_due - time.monotonic()))
         return min((nap for nap in naps if nap is not None), default=None)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ReceivedRecord]:
         """Records one by one; ends when nothing comes for `timeout` seconds.
 
         Leaving the loop leaves the position behind the last record that was taken.
@@ -667,7 +702,7 @@ class Consumer(Closeable):
         # No Python frame for each record: the scan's own iterators, one after the other.
         return itertools.chain.from_iterable(self._runs())
 
-    def _runs(self) -> Iterator[Iterable[Any]]:
+    def _runs(self) -> Iterator[Iterable[ReceivedRecord]]:
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while True:
             run = self._try_run()
@@ -683,7 +718,7 @@ class Consumer(Closeable):
                 self._settle()
             deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
-    def _try_run(self) -> Iterable[Any] | None:
+    def _try_run(self) -> Iterable[ReceivedRecord] | None:
         """Records of one partition, as long as nothing else is to be done; None: none are there."""
         self._look_around()
         for source in list(self._turn):
@@ -693,7 +728,7 @@ class Consumer(Closeable):
                 return run
         return None
 
-    def _scan_run(self, source: Source) -> Iterable[Any] | None:
+    def _scan_run(self, source: Source) -> Iterable[ReceivedRecord] | None:
         if source.paused or source.position is None:
             return None
         try:
@@ -706,9 +741,9 @@ class Consumer(Closeable):
         self._run_began = source.position
         if self._attention:
             run.end()
-        return run
+        return cast("Iterable[ReceivedRecord]", run)
 
-    def _list_run(self, source: Source) -> Iterable[Any] | None:
+    def _list_run(self, source: Source) -> Iterable[ReceivedRecord] | None:
         at = source.position
         records = self._read(source, LIST_RUN)
         if not records:
@@ -717,7 +752,7 @@ class Consumer(Closeable):
         given = self._intercepted(records, {source.partition: at})
         return self._each(source, given) if given else None
 
-    def _each(self, source: Source, records: list[Any]) -> Iterator[Any]:
+    def _each(self, source: Source, records: list[ReceivedRecord]) -> Iterator[ReceivedRecord]:
         """Give out a run one by one; whatever ends it, the position is right behind."""
         self._running = source
         timed = self._max_processing_time is not None

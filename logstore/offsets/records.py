@@ -77,7 +77,7 @@ class CommittedOffset:
 
     @classmethod
     def decode(cls, raw: bytes) -> CommittedOffset:
-        """Of a value, versions 0 to 4.  Raises InvalidRecordError."""
+        """Decode a record's value of version 0 to 4.  Raises InvalidRecordError."""
         fields = FieldReader(raw)
         version = fields.int16()
         if not 0 <= version <= VALUE_VERSION_COMPACT:
@@ -170,7 +170,7 @@ class GroupMetadata:
 
     @classmethod
     def decode(cls, raw: bytes) -> GroupMetadata:
-        """Of a value, versions 0 to 4.  Raises InvalidRecordError."""
+        """Decode a record's value of version 0 to 4.  Raises InvalidRecordError."""
         fields = FieldReader(raw)
         version = fields.int16()
         if not 0 <= version <= VALUE_VERSION_COMPACT:

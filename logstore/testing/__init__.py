@@ -12,24 +12,53 @@
                  Kafka tests; ``operations`` is the format
 ``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder; needs pytest
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
+
+Import from here: ``from logstore.testing import Recorder, check, explore, StoreUnderTest``.
+``Operation`` is a call to the disk; that of a history is ``logstore.testing.history.Operation``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Final
 
 from logstore.testing.compaction import CompactionRules, reference_compaction
 from logstore.testing.crash import (
     Crash,
     CrashViolation,
     Exploration,
+    Model,
     Sandbox,
     another_boot,
     crash_states,
     explore,
     explore_recovery,
 )
-from logstore.testing.history import Finding, History, HistoryViolation, Recorder, assert_clean
+from logstore.testing.history import (
+    ALL_KINDS,
+    DEFAULT_KINDS,
+    Act,
+    Assign,
+    Commit,
+    Committed,
+    Copy,
+    End,
+    Event,
+    Finding,
+    History,
+    HistoryViolation,
+    MalformedHistoryError,
+    Pending,
+    Poll,
+    Read,
+    Recorder,
+    Seek,
+    Send,
+    Snapshot,
+    assert_clean,
+    check,
+    reads_of,
+)
 from logstore.testing.interrupts import (
     InterruptExploration,
     InterruptViolation,
@@ -37,7 +66,19 @@ from logstore.testing.interrupts import (
     interrupt_at,
 )
 from logstore.testing.invariants import check_invariants
-from logstore.testing.io import Fault, Injected, Operation, Trace, inject_io, record_io
+from logstore.testing.io import (
+    KINDS,
+    MUTATIONS,
+    READS,
+    SYNCS,
+    Fault,
+    Injected,
+    Operation,
+    Trace,
+    inject_io,
+    record_io,
+    tree_of,
+)
 from logstore.testing.model import LogModel, as_reference
 from logstore.testing.reference import (
     FormatViolation,
@@ -50,12 +91,39 @@ from logstore.testing.reference import (
 from logstore.testing.transactions import ModelBatch, ModelProducer, TransactionModel
 
 if TYPE_CHECKING:
-    from logstore.testing.strategies import batches, record_lists, records
+    from logstore.testing.fixtures import (
+        StoreUnderTest,
+        logstore_clock,
+        logstore_history,
+        logstore_options,
+        logstore_store,
+    )
+    from logstore.testing.strategies import (
+        batches,
+        payloads,
+        record_lists,
+        records,
+        reference_records,
+        timestamps,
+    )
 
 __all__ = [
+    "ALL_KINDS",
+    "DEFAULT_KINDS",
+    "KINDS",
+    "MUTATIONS",
+    "READS",
+    "SYNCS",
+    "Act",
+    "Assign",
+    "Commit",
+    "Committed",
     "CompactionRules",
+    "Copy",
     "Crash",
     "CrashViolation",
+    "End",
+    "Event",
     "Exploration",
     "Fault",
     "Finding",
@@ -66,19 +134,29 @@ __all__ = [
     "InterruptExploration",
     "InterruptViolation",
     "LogModel",
+    "MalformedHistoryError",
+    "Model",
     "ModelBatch",
     "ModelProducer",
     "Operation",
+    "Pending",
+    "Poll",
+    "Read",
     "Recorder",
     "ReferenceBatch",
     "ReferenceRecord",
     "Sandbox",
+    "Seek",
+    "Send",
+    "Snapshot",
+    "StoreUnderTest",
     "Trace",
     "TransactionModel",
     "another_boot",
     "as_reference",
     "assert_clean",
     "batches",
+    "check",
     "check_invariants",
     "crash_states",
     "decode_batch",
@@ -88,18 +166,38 @@ __all__ = [
     "explore_recovery",
     "inject_io",
     "interrupt_at",
+    "logstore_clock",
+    "logstore_history",
+    "logstore_options",
+    "logstore_store",
+    "payloads",
     "read_log",
+    "reads_of",
     "record_io",
     "record_lists",
     "records",
     "reference_compaction",
+    "reference_records",
+    "timestamps",
+    "tree_of",
 ]
 
 
-def __getattr__(name: str) -> object:
-    # Only who asks for a strategy needs hypothesis.
-    if name in ("batches", "record_lists", "records"):
-        from logstore.testing import strategies
+# Only these need pytest and hypothesis.
+_LAZY: Final = {
+    "fixtures": (
+        "StoreUnderTest",
+        *("logstore_clock", "logstore_history", "logstore_options", "logstore_store"),
+    ),
+    "strategies": (
+        *("batches", "payloads", "record_lists", "records", "reference_records", "timestamps"),
+    ),
+}
 
-        return getattr(strategies, name)
+
+def __getattr__(name: str) -> object:
+    """Import the module of a name that needs another package, when it is first used."""
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

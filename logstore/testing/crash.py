@@ -346,6 +346,15 @@ class _Choice:
     torn: tuple[int, int, str] | None = None  # step, position in its data, what is behind it
 
 
+def tree_at_the_end(trace: Trace) -> Tree:
+    """Return the files that the calls of a recording leave if no crash interrupts them."""
+    disk = _Disk(trace.initial)
+    for step, call in enumerate(trace.operations):
+        if call.kind != "mark":
+            disk.play(call, step)
+    return _Builder(disk).tree(_Choice("kill", frozenset(), _all_data(disk)))
+
+
 class _Builder:
     """Makes trees of choices; remembers contents, which come again and again."""
 
@@ -626,6 +635,13 @@ def _unordered(
 # ---- trying them ----------------------------------------------------------------------------
 
 
+def directory_in_memory(prefix: str) -> str:
+    """Make a temporary directory, in memory if the machine has such a place; return its path."""
+    memory = "/dev/shm"
+    usable = os.path.isdir(memory) and os.access(memory, os.W_OK)
+    return tempfile.mkdtemp(prefix=prefix, dir=memory if usable else None)
+
+
 _LONG_AGO: Final = 1_500_000_000_000_000_000  # ns; a file that recovery writes to is younger
 
 
@@ -637,11 +653,7 @@ class Sandbox:
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._temporary = path is None
-        if path is None:
-            memory = "/dev/shm"
-            usable = os.path.isdir(memory) and os.access(memory, os.W_OK)
-            path = tempfile.mkdtemp(prefix="logstore-crash-", dir=memory if usable else None)
-        self.path = os.fspath(path)
+        self.path = directory_in_memory("logstore-crash-") if path is None else os.fspath(path)
         self._held: dict[str, tuple[bytes, int]] = {}  # contents and inode
 
     def put(self, tree: Tree) -> None:
@@ -706,7 +718,7 @@ class Sandbox:
 def another_boot(name: str | None = "after a power cut") -> Iterator[None]:
     """The machine has booted again, as far as logstore can tell, until the block ends.
 
-    None is the boot that it really is.
+    With None logstore reads the machine's real boot id.
     """
     before = _files.boot_override
     _files.boot_override = name
@@ -732,7 +744,7 @@ Recover = Callable[[str, Crash], Any]
 Judge = Callable[[Any, Crash], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CrashViolation:
     """A crash after which a promise was broken."""
 
@@ -743,10 +755,12 @@ class CrashViolation:
     def __str__(self) -> str:
         return f"{self.crash}\n{self.error}"
 
+    __repr__ = __str__
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Exploration:
-    """What came of it."""
+    """What came of it.  Its repr is its str: a test that fails shows the violations."""
 
     steps: int = 0
     """Calls of the recording after which a crash was tried."""
@@ -773,6 +787,8 @@ class Exploration:
         return "\n".join(
             [f"{figures}, {len(self.violations)} violations", *map(str, self.violations)]
         )
+
+    __repr__ = __str__
 
 
 def explore(

@@ -4,12 +4,13 @@ Ask for them in a ``conftest.py``::
 
     pytest_plugins = ["logstore.testing.fixtures"]
 
-They are no entry point on purpose: whoever has logstore installed and tests something else must
-not pay for it, and no name of theirs can be hidden by one of ours.  Importing this needs pytest.
+They are no entry point on purpose: a test run that does not use logstore must not load them, and
+none of their names can hide a fixture of another package.  Importing this module needs pytest.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from logstore import Store
 from logstore import open as open_store
 from logstore.clock import ManualClock
+from logstore.testing.crash import directory_in_memory
 from logstore.testing.history import Recorder
 
 try:
@@ -39,18 +41,27 @@ __all__ = [
 class StoreUnderTest:
     """A store in a directory of its own that can be crashed and opened again.
 
-    ``store`` is the handle of the moment: fetch topics from it again after a crash.  `directory`
-    must be empty; several places in it are used one after the other.  Everything is closed by
-    `close`.  Not for several threads at once.
+    ``store`` is the current handle: fetch topics from it again after a crash.  Without a
+    `directory` it is a temporary one, in memory if the machine has such a place, because a crash
+    copies every file; `close` removes it.  A `directory` that is given must be empty and is kept.
+    One thread at a time may use the object.
     """
 
-    def __init__(self, directory: Path, clock: ManualClock, **options: Any) -> None:
-        """`options` are those of ``logstore.open``."""
-        self.clock = clock
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        clock: ManualClock | None = None,
+        **options: Any,
+    ) -> None:
+        """`options` are those of ``logstore.open``; without a `clock` it is a new one."""
+        self.clock = ManualClock() if clock is None else clock
         self.crashes = 0
-        self._directory = directory
+        self._temporary = directory is None
+        self._directory = Path(
+            directory_in_memory("logstore-test-") if directory is None else directory
+        )
         self._options = options
-        self.store = open_store(self.path, clock=clock, **options)
+        self.store = open_store(self.path, clock=self.clock, **options)
 
     def __repr__(self) -> str:
         return f"<StoreUnderTest {self.path} after {self.crashes} crashes>"
@@ -82,8 +93,18 @@ class StoreUnderTest:
         return self.store
 
     def close(self) -> None:
-        """Close the handle of the moment."""
-        self.store.close()
+        """Close the current handle, and remove the directory if it is a temporary one."""
+        try:
+            self.store.close()
+        finally:
+            if self._temporary:
+                shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> StoreUnderTest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @pytest.fixture
@@ -106,9 +127,8 @@ def logstore_options() -> Mapping[str, Any]:
 
 @pytest.fixture
 def logstore_store(
-    tmp_path: Path, logstore_clock: ManualClock, logstore_options: Mapping[str, Any]
+    logstore_clock: ManualClock, logstore_options: Mapping[str, Any]
 ) -> Iterator[StoreUnderTest]:
     """An empty store on `logstore_clock` that can be crashed; closed after the test."""
-    under_test = StoreUnderTest(tmp_path / "logstore", logstore_clock, **logstore_options)
-    yield under_test
-    under_test.close()
+    with StoreUnderTest(clock=logstore_clock, **logstore_options) as under_test:
+        yield under_test

@@ -134,8 +134,10 @@ class HistoryViolation(AssertionError):
 class Copy:
     """Partitions whose committed values appear, each once and changed by ``transform``, in others.
 
-    A value of the source that is missing counts when ``group`` has committed an offset behind it,
-    or when all have caught up.
+    A value of the source that is missing counts when ``group`` has committed an offset after it,
+    or when all have caught up.  Reads at either isolation count.  A record that was read
+    uncommitted counts twice only if its send was acknowledged or its transaction committed; it
+    counts as missing only if no reader has seen it, or if its transaction is known to be aborted.
     """
 
     source: frozenset[Hashable]
@@ -215,6 +217,14 @@ class _Partition:
             self.at[offset] = {value: operation}
         elif value not in values:
             values[value] = operation
+
+    def is_aborted(self, offset: int, value: Hashable) -> bool:
+        """Whether a record that only uncommitted readers saw is known not to be committed."""
+        known = _completion(self.at[offset][value])
+        if any(s.isolation == COMMITTED and o.invoked > known for o, s in self.snapshots):
+            return True  # that snapshot is of all committed records, and does not have it
+        writers = self.writers.get(value, [])
+        return bool(writers) and all(operation.outcome == "fail" for operation in writers)
 
     def came_through(self, first: int, last: int, operation: Operation, isolation: str) -> None:
         self.stretches.append((first, last, operation))
@@ -338,7 +348,7 @@ class _Checker:
             partition.came_through(expected, read.offset, operation, poll.isolation)
             if read.offset == expected:
                 continue
-            # What it must see: all that is certain; for who reads everything, all that was read.
+            # A committed reader must see all that is certain, another reader all that was read.
             offsets = self.certain[name] if poll.isolation == COMMITTED else self.positions[name]
             left_out = offsets[bisect_left(offsets, expected) : bisect_left(offsets, read.offset)]
             if left_out:
@@ -690,6 +700,8 @@ class _Checker:
                     if isinstance(act, Commit) and act.group == copy.group:
                         for name, offset in act.offsets:
                             worked_up_to[name] = max(offset, worked_up_to.get(name, 0))
+        for name in sorted(copy.source | copy.target, key=repr):
+            self._require_known(name)
         expected: Counter[Hashable] = Counter()
         possible: Counter[Hashable] = Counter()
         due: dict[Hashable, tuple[Hashable, int, Operation]] = {}
@@ -707,12 +719,17 @@ class _Checker:
                     if self.caught_up or offset < worked_up_to.get(name, 0):
                         due.setdefault(result, (name, offset, operation))
         there: dict[Hashable, list[tuple[Hashable, int, Operation]]] = {}
+        perhaps: Counter[Hashable] = Counter()  # read uncommitted: committed, aborted or open
         for name in copy.target:
             if name in self.partitions:
                 partition = self.partitions[name]
-                for offset, operation in partition.seen_committed.items():
-                    for value in partition.at[offset]:
+                for offset, value in sorted(partition.read, key=_offset_of):
+                    if offset in partition.certain:
+                        claimed = partition.at[offset][value]
+                        operation = partition.seen_committed.get(offset, claimed)
                         there.setdefault(value, []).append((name, offset, operation))
+                    elif not partition.is_aborted(offset, value):
+                        perhaps[value] += 1
         for value, places in there.items():
             if len(places) > possible[value]:
                 yield Finding(
@@ -725,7 +742,7 @@ class _Checker:
                     (value,),
                 )
         for value, (name, offset, operation) in due.items():
-            if len(there.get(value, ())) < expected[value]:
+            if len(there.get(value, ())) + perhaps[value] < expected[value]:
                 yield Finding(
                     "exactly-once-copy",
                     f"{value!r} at offset {offset} of {name!r} is not in the copy",
@@ -734,6 +751,17 @@ class _Checker:
                     (offset,),
                     (value,),
                 )
+
+    def _require_known(self, name: Hashable) -> None:
+        """Raise ValueError if the history cannot show which records of a partition count."""
+        partition = self.partitions.get(name)
+        if partition is None or not partition.read or partition.writers or partition.seen_committed:
+            return
+        raise ValueError(
+            f"{name!r} is part of a copy, its sends are not recorded, and it was read uncommitted "
+            "only, so that aborted records cannot be told from committed ones: record its "
+            "snapshot with isolation='read_committed'"
+        )
 
     # ---- cycles ----
 
@@ -797,6 +825,10 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[_Checker], Iterator[Finding]]], 
 
 def _completion(operation: Operation) -> int:
     return operation.invoked if operation.completed is None else operation.completed
+
+
+def _offset_of(read: tuple[int, Hashable]) -> int:
+    return read[0]
 
 
 def _commit_asked(writer: Operation) -> int:

@@ -197,10 +197,6 @@ def _check_scans(partition: Partition, expected: Sequence[ReferenceRecord]) -> N
 def _rows(columns: Columns) -> Iterator[ReferenceRecord]:
     offsets, timestamps = columns.offsets, columns.timestamps
     keys, values = columns.keys, columns.values
-    assert offsets is not None
-    assert timestamps is not None
-    assert keys is not None
-    assert values is not None
     for row in range(len(columns)):
         yield ReferenceRecord(
             value=values[row],

@@ -6,6 +6,10 @@ the bytes that were written.  `inject_io` lets chosen calls fail, fall short, ta
 process, or pretend to have been done.  Nothing is compiled in or patched for it: what is tested is
 what is shipped.
 
+Only the calls of logstore are recorded.  The tested code may have files of its own: Python's calls
+on them, and SQLite's, do not pass through the table.  `record_io` refuses what it cannot record,
+because a crash state without those files is a state of a disk that never was.
+
 There is one watch in a process at a time.  It sees the calls of all threads on paths at or below
 its root, also on files that were open before; a child of a fork goes on with a watch of its own.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno as errnos
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -340,7 +345,12 @@ def tree_of(root: str | os.PathLike[str]) -> dict[str, bytes | None]:
 
 @contextlib.contextmanager
 def record_io(root: str | os.PathLike[str], *faults: Fault, data: bool = True) -> Iterator[Trace]:
-    """Record every call on files below `root`, a directory that exists, until the block ends.
+    """Record every call of logstore on files below `root`, a directory, until the block ends.
+
+    RuntimeError if another part of the program changes a file there: at once from the call that
+    does it, where Python shows it (``open`` for writing, rename, remove, mkdir, a connection of
+    sqlite3), else at the end of the block, with the files that the recording does not explain.
+    Keep such files outside of `root`, and judge them by other means.
 
     Calls of several threads are done one at a time, so that their order is known.  With `data`,
     what is written is kept, and what was there before (`Trace.initial`).  Faults may be given as
@@ -357,9 +367,69 @@ def record_io(root: str | os.PathLike[str], *faults: Fault, data: bool = True) -
     trace.initial = tree_of(trace.root) if data else {}
     trace._start(keep_calls=True, keep_data=data, ordered=True)
     try:
-        yield trace
+        with _refusing(trace.root):
+            yield trace
     finally:
         trace._stop()
+    if data:
+        _require_complete(trace)
+
+
+# ---- what is not recorded ----
+
+# The root of the recording under way.  An audit hook cannot be removed, so it looks here.
+_recorded: list[str] = []
+_hooked: list[bool] = []
+# Events of files that change, with how many paths are in front of their arguments.
+_CHANGES: Final = {
+    **{"open": 1, "sqlite3.connect": 1, "os.remove": 1, "os.mkdir": 1, "os.rmdir": 1},
+    **{"os.truncate": 1, "os.rename": 2, "os.link": 2, "os.symlink": 2},
+}
+_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+@contextlib.contextmanager
+def _refusing(root: str) -> Iterator[None]:
+    if not _hooked:
+        sys.addaudithook(_refuse)
+        _hooked.append(True)
+    _recorded.append(root)
+    try:
+        yield
+    finally:
+        _recorded.remove(root)
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if not _recorded or event not in _CHANGES:
+        return
+    if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITES):
+        return
+    for path in arguments[: _CHANGES[event]]:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            continue  # a descriptor: the end of the recording finds what was written to it
+        above, name = os.path.split(os.path.abspath(os.fsdecode(path)))
+        full = os.path.join(os.path.realpath(above), name)
+        for root in _recorded:
+            if full.startswith(f"{root.rstrip('/')}/"):
+                raise RuntimeError(
+                    f"record_io({root!r}) cannot record {event} of {full}: only the calls of "
+                    "logstore are recorded, so that no crash state would have this change; keep "
+                    "files of your own outside of that directory"
+                )
+
+
+def _require_complete(trace: Trace) -> None:
+    from logstore.testing.crash import tree_at_the_end
+
+    known, found = tree_at_the_end(trace), tree_of(trace.root)
+    if known != found:
+        changed = sorted(p for p in {*known, *found} if known.get(p, 0) != found.get(p, 0))
+        raise RuntimeError(
+            f"below {trace.root} these were changed by calls that are not recorded: "
+            f"{', '.join(changed[:5])}{', ...' if len(changed) > 5 else ''}; no crash state would "
+            "have these changes; keep files of your own outside of that directory"
+        )
 
 
 @contextlib.contextmanager

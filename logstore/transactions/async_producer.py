@@ -139,13 +139,12 @@ class AsyncProducer:
             engine = await self._ready()
         if engine.crowded:
             await self._wait_for_room(engine)
-        return cast(
-            Delivery,
+        return (
             engine.send(topic, value, key=key, headers=headers, timestamp=timestamp,
                         partition=partition, callback=callback, dedupe_id=dedupe_id)
             if callback is not None or dedupe_id is not None
             else engine.send(topic, value, key=key, headers=headers, timestamp=timestamp,
-                             partition=partition),
+                             partition=partition)
         )  # fmt: skip
 
     async def _wait_for_room(self, engine: _Engine) -> None:

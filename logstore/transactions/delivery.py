@@ -225,7 +225,7 @@ class Callbacks:
 
 
 def call_safely(call: Callable[[], object]) -> None:
-    """Call back; what it raises is its own, and logged.  Only Ctrl-C is for who is here."""
+    """Call back; what it raises is its own, and logged.  Only Ctrl-C is raised to the caller."""
     try:
         call()
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from logstore import _native
 from logstore.batch import increment_sequence
@@ -58,6 +58,11 @@ from logstore.transactions.lane import Lane
 from logstore.transactions.service import Transactions
 from logstore.transactions.transaction import Transaction
 from logstore.waking import Wake, uninterrupted
+
+if TYPE_CHECKING:
+    import datetime
+
+    from typing_extensions import Buffer
 
 __all__ = ["Producer"]
 
@@ -227,6 +232,21 @@ class Producer(_native.Sender, Closeable):
         return sum(lane.held_bytes for lane in self._lanes())
 
     # ---- sending ----
+
+    if TYPE_CHECKING:  # the method is the Sender's, in C, which does not know the class Delivery
+
+        def send(
+            self,
+            topic: str,
+            value: Any,
+            *,
+            key: Any = None,
+            headers: Iterable[tuple[str, Buffer | None]] = (),
+            timestamp: int | datetime.datetime | None = None,
+            partition: int | None = None,
+            callback: Callable[[Delivery], object] | None = None,
+            dedupe_id: str | Buffer | None = None,
+        ) -> Delivery: ...
 
     def append(
         self,
@@ -532,7 +552,7 @@ class Producer(_native.Sender, Closeable):
             return False
 
     def _went_round(self) -> None:
-        """Something was written, perhaps; for who waits for room."""
+        """Wake the threads that wait for room: records may have been written."""
 
     def _go_round(self) -> bool:
         """The same, whatever happens: the thread goes on as long as the store is open."""
@@ -822,7 +842,7 @@ class Producer(_native.Sender, Closeable):
             lane._close()  # from here on nothing comes in: whoever is late gets ClosedError
             try:
                 self._blocking(lane.close)
-            except Exception as error:  # noqa: BLE001  for who calls
+            except Exception as error:  # noqa: BLE001  for the caller
                 self.note_failure(error)
                 lane.fail_unwritten(error)
         for lane in self._lanes():

@@ -474,7 +474,7 @@ class Transactions(Closeable):
         self._drive(effect)
 
     def run_due(self) -> int:
-        """Abort now what has timed out; for who drives the clock.  A thread does it otherwise."""
+        """Abort what has timed out, for callers with a manual clock; else a thread does it."""
         return self._timers.run_due()
 
     # ---- after a crash, and at the end ----

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 
 from logstore.errors import TransactionStateError
 from logstore.topic import Position
+from logstore.transactions.delivery import Delivery
 
 __all__ = ["OffsetCommitter", "Transaction"]
 
@@ -32,7 +33,7 @@ class TransactionOwner(Protocol):
     """What a transaction needs of its producer."""
 
     @property
-    def send(self) -> Callable[..., Any]: ...
+    def send(self) -> Callable[..., Delivery]: ...
     @property
     def append(self) -> Callable[..., Position]: ...
     def commit_transaction(self, transaction: Transaction, /) -> None: ...
@@ -51,7 +52,7 @@ class Transaction:
         self.over = ""  # how it ended
         self.entered = False  # a with block ends it
         # The producer's own, as quick as that; taken away when it is over.
-        self.send = producer.send
+        self.send: Callable[..., Delivery] = producer.send
 
     def __repr__(self) -> str:
         return f"<Transaction of {len(self.enlisted)} partitions, {self.over or 'open'}>"

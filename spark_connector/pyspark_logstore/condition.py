@@ -34,23 +34,19 @@ class _Row:
 
     @property
     def offset(self) -> int:
-        assert self._chunk.offsets is not None
         return int(self._chunk.offsets[self.row])
 
     @property
     def timestamp(self) -> int:
-        assert self._chunk.timestamps is not None
         return int(self._chunk.timestamps[self.row])
 
     @property
     def key(self) -> bytes | None:
-        assert self._chunk.keys is not None
         key: bytes | None = self._chunk.keys[self.row]
         return key
 
     @property
     def value(self) -> bytes | None:
-        assert self._chunk.values is not None
         value: bytes | None = self._chunk.values[self.row]
         return value
 

@@ -1,6 +1,6 @@
 """SourceOptions: every option of the source, parsed and checked once.
 
-The names are those of Spark's Kafka source, in any case of letters, so that a query moves by
+The names are those of Spark's Kafka source, case-insensitive, so that a query moves by
 changing its format and adding a path.  An option that is unknown, malformed or meant for the other
 kind of query raises OptionError, which says what to write instead.
 """

@@ -217,7 +217,6 @@ class ArrowBatches:
         decoded = chunk.to_arrow()
         decoded = {name: decoded.column(name) for name in decoded.schema.names}
         if self._batches is not None:
-            assert chunk.offsets is not None
             decoded.update(self._batches.columns(chunk.offsets))
         arrays = [make(chunk, decoded) for make in self._made]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -250,7 +249,6 @@ def _timestamp(type_: pa.DataType) -> Callable[[Columns, Any], pa.Array]:
     def make(chunk: Columns, decoded: Any) -> pa.Array:
         import pyarrow as pa
 
-        assert chunk.timestamps is not None
         times = chunk.timestamps * 1000
         return pa.Array.from_buffers(type_, len(times), [None, pa.py_buffer(times)])
 

@@ -130,7 +130,7 @@ def test_who_writes_is_named_and_readers_work_beside_it(command: Command) -> Non
         code, out, _ = finish(command.start("read", "orders", "--count"))
         assert (code, out) == (0, b"4\n")
         code, out, _ = finish(command.start("topic", "rm", "orders"))
-        assert code == 0  # it only says what would go
+        assert code == 7  # it only shows what would be deleted
         assert finish(command.start("topic", "rm", "orders", "--yes"))[0] == 3
 
 

@@ -49,14 +49,17 @@ def test_groups_and_their_lag(command: Command) -> None:
 def test_resetting_shows_first_and_does_it_when_asked(command: Command) -> None:
     command.fill(count=20, partitions=2)
     commit(command, p0=5, p1=2)
-    told = command("group", "reset", "workers", "--to-earliest")
+    told = command("group", "reset", "workers", "--to-earliest", code=7)
     assert "--yes" in told.err
     assert [(r["before"], r["after"], r["done"]) for r in told.rows] == [
         (5, 0, False),
         (2, 0, False),
     ]
     assert committed(command, "workers") == {0: 5, 1: 2}
-    golden("group-reset", command("group", "reset", "workers", "--to-latest", "-o", "table").text)
+    golden(
+        "group-reset",
+        command("group", "reset", "workers", "--to-latest", "-o", "table", code=7).text,
+    )
     for options, expected in (
         (("--to-latest",), {0: 10, 1: 10}),
         (("--shift-by", -3), {0: 7, 1: 7}),
@@ -88,16 +91,16 @@ def test_resetting_shows_first_and_does_it_when_asked(command: Command) -> None:
 def test_offsets_are_copied_and_deleted(command: Command) -> None:
     command.fill(count=20, partitions=2)
     commit(command, p0=5, p1=2)
-    (first, _) = command("group", "copy", "workers", "others").rows
+    (first, _) = command("group", "copy", "workers", "others", code=7).rows
     assert (first["before"], first["after"], first["done"]) == (None, 5, False)
     assert command("group", "ls").rows[-1]["group"] == "workers"
     command("group", "copy", "workers", "others", "--yes")
     assert committed(command, "others") == {0: 5, 1: 2}
-    command("group", "rm-offsets", "others", "orders:1")
+    command("group", "rm-offsets", "others", "orders:1", code=7)
     assert committed(command, "others") == {0: 5, 1: 2}
     command("group", "rm-offsets", "others", "orders:1", "--yes")
     assert committed(command, "others") == {0: 5}
-    assert command("group", "rm", "others").rows[0]["deleted"] is False
+    assert command("group", "rm", "others", code=7).rows[0]["deleted"] is False
     assert committed(command, "others") == {0: 5}
     command("group", "rm", "others", "--yes")
     assert [row["group"] for row in command("group", "ls").rows] == ["workers"]
@@ -143,7 +146,7 @@ def test_a_hanging_transaction_is_found_and_aborted(command: Command) -> None:
     assert (row["topic"], row["producer_id"], row["first_offset"]) == ("orders", 7, 3)
     assert command("offsets", "orders").rows[0]["last_stable_offset"] == 3
     place = ("txn", "abort", "--topic", "orders", "--partition", 0, "--producer", 7)
-    told = command(*place)
+    told = command(*place, code=7)
     assert told.rows[0]["aborted"] is False
     assert command("offsets", "orders").rows[0]["last_stable_offset"] == 3
     command(*place, "--yes")
@@ -191,7 +194,7 @@ def test_a_damaged_store_is_mended_when_asked(command: Command) -> None:
     (told,) = command("repair", code=4).rows
     assert told["dry_run"] is True
     assert path.read_bytes() == bytes(content)
-    (planned,) = command("repair", "--accept-loss").rows
+    (planned,) = command("repair", "--accept-loss", code=7).rows
     assert [step["loses"] for step in planned["steps"] if step["loses"]] == [[[2, 3]]]
     assert path.read_bytes() == bytes(content)
     (done,) = command("repair", "--accept-loss", "--yes").rows

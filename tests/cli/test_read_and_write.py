@@ -98,7 +98,7 @@ def test_a_bad_line_is_named_and_those_before_it_are_kept(command: Command) -> N
         (b'{"value":{"base64":"!"}}', "not base64"),
         (b'{"value":"x","partition":"0"}', "partition must be a number"),
         (b'{"value":"x","timestamp":1.5}', "timestamp must be"),
-        (b'{"value":"x","timestamp":"soon"}', "is no time"),
+        (b'{"value":"x","timestamp":"soon"}', "is not a time"),
         (b'{"value":"x","headers":[["a"]]}', "a header is [name, value]"),
         (b'{"value":"x","headers":3}', "headers must be"),
         (b'{"value":null}', "tombstone"),
@@ -337,6 +337,6 @@ def test_uncommitted_and_aborted_records_are_left_out_when_asked(command: Comman
 
 def test_options_that_exclude_each_other(command: Command) -> None:
     command.fill()
-    assert "exclude" in command("read", "orders", "--last", 1, "--follow", code=1).err
+    assert "--by-time" in command("read", "orders", "--last", 1, "--by-time", code=1).err
     assert "--follow" in command("read", "orders", "--timeout", 1, code=1).err
     assert "--count" in command("read", "orders", "--count", "-n", 1, code=1).err

@@ -16,7 +16,7 @@ def test_a_topic_is_created_listed_and_shown(command: Command) -> None:
     assert row == {
         "topic": "orders",
         "partitions": 2,
-        "records": 0,
+        "offsets": 0,
         "size_bytes": 0,
         "segments": 2,
         "oldest": None,
@@ -71,9 +71,9 @@ def test_settings_are_altered_by_kafkas_names(command: Command) -> None:
 
 def test_nothing_is_deleted_without_yes(command: Command) -> None:
     command.fill()
-    asked = command("topic", "rm", "orders")
+    asked = command("topic", "rm", "orders", code=7)
     assert asked.rows[0]["deleted"] is False
-    assert asked.rows[0]["records"] == 3
+    assert asked.rows[0]["offsets"] == 3
     assert "--yes" in asked.err
     assert command("topic", "ls", "-q").text == "orders\n"
     assert command("topic", "rm", "orders", "--yes").rows[0]["deleted"] is True
@@ -122,7 +122,7 @@ def test_a_topic_that_cannot_be_read_does_not_hide_the_others(command: Command) 
     path.write_bytes(content)
     bad, good = command("topic", "ls", code=4).rows
     assert str(path) in bad["error"]
-    assert good["records"] == 3
+    assert good["offsets"] == 3
     assert list(bad) == list(good)
     assert "ERROR" in command("topic", "ls", "-o", "table", code=4).text
 

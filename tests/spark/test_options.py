@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
+import types
+import warnings
 
 import pytest
 
 pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
 
+import pyspark_logstore
 from pyspark_logstore.options import Bound, OptionError, SourceOptions
 from pyspark_logstore.pattern import java_pattern
 
@@ -201,3 +205,17 @@ def test_a_java_pattern_means_the_same_here(pattern: str, topic: str) -> None:
 def test_a_pattern_that_python_reads_differently_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError):
         java_pattern(pattern)
+
+
+@pytest.mark.parametrize(("command", "warned"), [("/bin/sh", True), (sys.executable, False)])
+def test_register_warns_if_the_workers_run_another_python(command: str, warned: bool) -> None:
+    registered: list[object] = []
+    spark = types.SimpleNamespace(
+        _sc=types.SimpleNamespace(pythonExec=command),
+        dataSource=types.SimpleNamespace(register=registered.append),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pyspark_logstore.register(spark)  # type: ignore[arg-type]
+    assert len(registered) == 1
+    assert ["PYSPARK_PYTHON=" in str(each.message) for each in caught] == [True] * warned

@@ -24,7 +24,8 @@ from typing import cast
 import logstore
 from logstore import Consumer, Producer
 from logstore.offsets import OffsetBook
-from logstore.testing.history import Committed, Copy, Recorder, Send, assert_clean
+from logstore.testing.history import Committed, Recorder, Send, assert_clean
+from logstore.testing.history_findings import Copy
 
 PARTITIONS = 2
 GROUP = "copiers"

@@ -18,17 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from logstore.testing.crash import (
-    Crash,
-    Exploration,
-    Sandbox,
-    another_boot,
-    crash_states,
-    explore,
-    explore_recovery,
-)
-from logstore.testing.io import Trace, record_io
+from logstore.testing.crash import Exploration, explore, explore_recovery
+from logstore.testing.crash_states import Crash, crash_states
+from logstore.testing.io import record_io
+from logstore.testing.io_calls import Trace
 from logstore.testing.oracle import judge
+from logstore.testing.sandbox import Sandbox, another_boot
 from tests.crash_scenarios import SCENARIOS
 
 SHARDS = 4  # parts of one scenario's calls; `--one-in N` makes N times as many, and runs these

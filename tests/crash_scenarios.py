@@ -23,8 +23,9 @@ from logstore import (
     RetentionPolicy,
     Store,
 )
-from logstore.testing.crash import Crash
-from logstore.testing.io import Fault, Trace, record_io
+from logstore.testing.crash_states import Crash
+from logstore.testing.io import record_io
+from logstore.testing.io_calls import Fault, Trace
 from logstore.testing.oracle import Found, Ledger, recover_partition, recover_store
 from logstore.testing.reference import ReferenceRecord, encode_batch
 

@@ -16,7 +16,6 @@ from logstore.testing.history import (
     Assign,
     Commit,
     Committed,
-    Copy,
     End,
     Event,
     Poll,
@@ -25,6 +24,7 @@ from logstore.testing.history import (
     Send,
     Snapshot,
 )
+from logstore.testing.history_findings import Copy
 
 SOURCE, OTHER, TARGET = "source", "other", "copy"
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"

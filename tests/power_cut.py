@@ -29,7 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from logstore import Compactor, LogStoreError, Partition
-from logstore.testing.io import Fault, inject_io
+from logstore.testing.io import inject_io
+from logstore.testing.io_calls import Fault
 from tests.fuse_disk import DISK, Journal, Server, mount, unmount
 
 NOT_HERE = 77

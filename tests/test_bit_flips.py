@@ -43,7 +43,8 @@ from logstore import (
 from logstore.recovery import RecoveryReport
 from logstore.reserve import RESERVE_NAME
 from logstore.testing import as_reference, encode_batch
-from logstore.testing.io import Fault, inject_io
+from logstore.testing.io import inject_io
+from logstore.testing.io_calls import Fault
 from tests.campaign import sized
 
 if TYPE_CHECKING:

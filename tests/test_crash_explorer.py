@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from logstore import Partition
-from logstore.testing.crash import (
-    Crash,
-    Sandbox,
-    another_boot,
-    crash_states,
-    explore,
-)
-from logstore.testing.io import Fault, Trace, record_io, tree_of
+from logstore.testing.crash import explore
+from logstore.testing.crash_states import Crash, crash_states
+from logstore.testing.io import record_io
+from logstore.testing.io_calls import Fault, Trace, tree_of
 from logstore.testing.oracle import judge
+from logstore.testing.sandbox import Sandbox, another_boot
 from tests.crash_campaign import MEMORY
 from tests.crash_scenarios import NOW, SCENARIOS, Scenario
 

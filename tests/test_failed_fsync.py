@@ -23,7 +23,8 @@ from logstore import (
     PartitionConfig,
 )
 from logstore.testing import check_invariants
-from logstore.testing.io import SYNCS, Fault, Operation, record_io
+from logstore.testing.io import record_io
+from logstore.testing.io_calls import SYNCS, Fault, Operation
 
 CONFIG = PartitionConfig(segment_bytes=1024, index_interval_bytes=100)
 TIME = 1_600_000_000_000

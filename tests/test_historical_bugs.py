@@ -21,7 +21,8 @@ from logstore import Compactor, DiskFullError, FencedError, Partition, Partition
 from logstore._files import Directory
 from logstore.checkpoint import PartitionState
 from logstore.testing import as_reference, check_invariants, encode_batch
-from logstore.testing.io import READS, SYNCS, Fault, inject_io, record_io
+from logstore.testing.io import inject_io, record_io
+from logstore.testing.io_calls import READS, SYNCS, Fault
 
 TESTS = Path(__file__).parent
 TIME = 1_600_000_000_000

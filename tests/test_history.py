@@ -13,9 +13,7 @@ from logstore.testing.history import (
     Commit,
     Committed,
     Event,
-    Finding,
     History,
-    HistoryViolation,
     MalformedHistoryError,
     Poll,
     Read,
@@ -24,6 +22,7 @@ from logstore.testing.history import (
     assert_clean,
     check,
 )
+from logstore.testing.history_findings import Finding, HistoryViolation
 from tests.conftest import MakeLog
 from tests.history_worlds import COPY, World
 

@@ -42,7 +42,8 @@ from logstore import (
     RetentionPolicy,
 )
 from logstore.testing import encode_batch
-from logstore.testing.io import KINDS, Fault, Operation, inject_io
+from logstore.testing.io import inject_io
+from logstore.testing.io_calls import KINDS, Fault, Operation
 from tests.campaign import sized
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import pytest
 
 import logstore
 from logstore import Partition
-from logstore.testing.io import KINDS, Fault, Operation, inject_io, record_io
+from logstore.testing.io import inject_io, record_io
+from logstore.testing.io_calls import KINDS, Fault, Operation
 
 ROOT = Path(__file__).resolve().parent.parent
 

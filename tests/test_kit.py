@@ -14,7 +14,8 @@ import logstore
 from logstore import testing
 from logstore.testing import crash, fixtures, history, io, strategies
 from logstore.testing.crash import Exploration
-from logstore.testing.history import Copy, Recorder, check
+from logstore.testing.history import Recorder, check
+from logstore.testing.history_findings import Copy
 from logstore.testing.io import record_io
 from logstore.testing.reference import ReferenceRecord
 

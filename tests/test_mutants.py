@@ -41,7 +41,8 @@ from logstore import (
     with_producer,
 )
 from logstore.batch import with_header
-from logstore.testing.io import Fault, inject_io, record_io
+from logstore.testing.io import inject_io, record_io
+from logstore.testing.io_calls import Fault
 from tests.worst_disk import power_cuts, put
 
 CONFIG = {"segment.bytes": 1024, "index.interval.bytes": 128}

@@ -37,7 +37,8 @@ from logstore.appendable import AppendableLog
 from logstore.batch import BatchHeader, split
 from logstore.internal_topics import CONSUMER_OFFSETS
 from logstore.producer_ids import BLOCK, FIRST, ProducerIds
-from logstore.testing.io import Fault, inject_io
+from logstore.testing.io import inject_io
+from logstore.testing.io_calls import Fault
 from logstore.transactions.delivery import Delivery
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logstore.testing.io import Operation
+from logstore.testing.io_calls import Operation
 
 
 @dataclass(eq=False)

@@ -23,17 +23,8 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 from logstore.testing.compaction import CompactionRules, reference_compaction
-from logstore.testing.crash import (
-    Crash,
-    CrashViolation,
-    Exploration,
-    Model,
-    Sandbox,
-    another_boot,
-    crash_states,
-    explore,
-    explore_recovery,
-)
+from logstore.testing.crash import CrashViolation, Exploration, explore, explore_recovery
+from logstore.testing.crash_states import Crash, Model, crash_states
 from logstore.testing.history import (
     ALL_KINDS,
     DEFAULT_KINDS,
@@ -41,12 +32,9 @@ from logstore.testing.history import (
     Assign,
     Commit,
     Committed,
-    Copy,
     End,
     Event,
-    Finding,
     History,
-    HistoryViolation,
     MalformedHistoryError,
     Pending,
     Poll,
@@ -59,6 +47,7 @@ from logstore.testing.history import (
     check,
     reads_of,
 )
+from logstore.testing.history_findings import Copy, Finding, HistoryViolation
 from logstore.testing.interrupts import (
     InterruptExploration,
     InterruptViolation,
@@ -66,7 +55,8 @@ from logstore.testing.interrupts import (
     interrupt_at,
 )
 from logstore.testing.invariants import check_invariants
-from logstore.testing.io import (
+from logstore.testing.io import inject_io, record_io
+from logstore.testing.io_calls import (
     KINDS,
     MUTATIONS,
     READS,
@@ -75,8 +65,6 @@ from logstore.testing.io import (
     Injected,
     Operation,
     Trace,
-    inject_io,
-    record_io,
     tree_of,
 )
 from logstore.testing.model import LogModel, as_reference
@@ -88,6 +76,7 @@ from logstore.testing.reference import (
     encode_batch,
     read_log,
 )
+from logstore.testing.sandbox import Sandbox, another_boot
 from logstore.testing.transactions import ModelBatch, ModelProducer, TransactionModel
 
 if TYPE_CHECKING:

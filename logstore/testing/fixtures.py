@@ -19,8 +19,8 @@ from typing import Any
 from logstore import Store
 from logstore import open as open_store
 from logstore.clock import ManualClock
-from logstore.testing.crash import directory_in_memory
 from logstore.testing.history import Recorder
+from logstore.testing.sandbox import directory_in_memory
 
 try:
     import pytest

@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from logstore.testing.crash import Sandbox
+from logstore.testing.sandbox import Sandbox
 
 __all__ = ["InterruptExploration", "InterruptViolation", "explore_interrupts", "interrupt_at"]
 

@@ -26,9 +26,9 @@ from typing import Any, Final
 import logstore
 from logstore import Partition
 from logstore import store as store_room
-from logstore.testing.crash import Crash
+from logstore.testing.crash_states import Crash
 from logstore.testing.invariants import check_invariants
-from logstore.testing.io import Trace
+from logstore.testing.io_calls import Trace
 from logstore.testing.reference import ReferenceBatch, decode_batch
 
 __all__ = [

@@ -134,11 +134,11 @@ asan:
 
 kill: build
 	$(SAY) kill '$(KILLS) times, in two lanes'
-	@$(PY) -m tests.kill_campaign --kills $(KILLS) --lanes 2
+	@$(PY) -m tests.crash.kill_campaign --kills $(KILLS) --lanes 2
 
 powercut: build
 	$(SAY) cut 'the power of an ext4, $(IMAGES) times (root)'
-	@unshare -m $(PY) -m tests.power_cut --images $(IMAGES)
+	@unshare -m $(PY) -m tests.crash.power_cut --images $(IMAGES)
 
 # Tests that repeat one question many times.  CAMPAIGN=full also runs the slow tests; CAMPAIGN=ci
 # is what .ci/run asks for.  A campaign uses both cores by itself, so there is one worker.
@@ -154,7 +154,7 @@ bench: $(VENV)/.bench $(EXT)
 # Every protocol, crashed at every call: CRASH_STATES distinct states, with progress.
 CRASH_STATES ?= 1000000
 crash: build
-	@$(PY) -m tests.crash_campaign --states $(CRASH_STATES)
+	@$(PY) -m tests.crash.crash_campaign --states $(CRASH_STATES)
 
 # The interop tests let Kafka's own classes read our files: that takes a JVM, and Maven to fetch them.
 # $(call apt,packages): install if we may; the caller looks again and says what is missing.
@@ -238,7 +238,7 @@ fuzz: build
 		printf '%-7s %-13s %12d executions in %d s\n' fuzz $$target $$runs $(FUZZ_SECONDS); \
 	done; \
 	printf '%-7s %-13s %12d executions, no finding\n' fuzz 'all targets' $$total
-	@$(PY) -m tests.decoder_fuzz --seconds $(DECODER_SECONDS)
+	@$(PY) -m tests.crash.decoder_fuzz --seconds $(DECODER_SECONDS)
 
 # ---- lint -----------------------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from logstore.clock import Clock
 from logstore.config import PartitionConfig
+from logstore.coordinators.internal_topics import TRANSACTION_STATE
 from logstore.errors import LogStoreError
-from logstore.internal_topics import TRANSACTION_STATE
+from logstore.files.disk_reserve import STORE_RESERVE_BYTES
 from logstore.partitioner import Partitioner
-from logstore.recovery import RecoveryProgress
-from logstore.reserve import STORE_RESERVE_BYTES
-from logstore.store import Store
-from logstore.store import open as open_store
+from logstore.recovery.loader import RecoveryProgress
+from logstore.store.store import Store
+from logstore.store.store import open as open_store
 
 __all__ = ["open"]
 
@@ -61,13 +61,13 @@ open.__doc__ = open_store.__doc__
 def _verify_transaction(
     store: Store, producer_id: int, producer_epoch: int, where: tuple[str, int]
 ) -> None:
-    from logstore.transactions.service import Transactions
+    from logstore.coordinators.transaction_coordinator import Transactions
 
     Transactions.of(store).verify(producer_id, producer_epoch, where)
 
 
 def _finish_transactions(store: Store, *, abort_ongoing: bool) -> None:
-    from logstore.transactions.service import Transactions
+    from logstore.coordinators.transaction_coordinator import Transactions
 
     # As with a partition that cannot be opened, everything else can be used.  While something is in
     # `failed`, closing leaves no mark of a clean shutdown: the next open tries again.

@@ -20,10 +20,10 @@ from logstore import (
     Transactions,
 )
 from logstore.clock import ClockGuard, GuardedClock, SystemClock
-from logstore.groups.coordinator import GroupCoordinator
+from logstore.coordinators.group_coordinator import GroupCoordinator
 from tests.conftest import MakeLog
-from tests.test_compaction import batches_of, compact, pairs
-from tests.test_transactions_in_log import Producing
+from tests.partition.test_transactions_in_log import Producing
+from tests.upkeep.test_compaction import batches_of, compact, pairs
 
 DAY = 86_400_000
 NOW = 1_700_000_000_000

@@ -36,7 +36,8 @@ class Verbs(click.Group):
             return None
         module, _ = found
         command: click.Command = getattr(
-            importlib.import_module(f"logstore.cli.{module}"), f"{cmd_name.replace('-', '_')}_verb"
+            importlib.import_module(f"logstore.cli.verbs.{module}"),
+            f"{cmd_name.replace('-', '_')}_verb",
         )
         return command
 

@@ -35,7 +35,7 @@ def topic_names(context: click.Context, parameter: click.Parameter, begun: str) 
 def group_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """The groups that begin so and have committed something."""
     import logstore
-    from logstore.groups import Groups
+    from logstore.coordinators.group_admin import Groups
 
     with (
         contextlib.suppress(logstore.LogStoreError, OSError),

@@ -26,7 +26,12 @@ def meaning_of(topic: str, key: bytes | None, value: bytes | None) -> dict[str, 
 
 
 def _of_group(key: bytes, value: bytes | None) -> dict[str, Any] | None:
-    from logstore.offsets.records import CommittedOffset, GroupMetadata, OffsetKey, parse_key
+    from logstore.coordinators.offset_records import (
+        CommittedOffset,
+        GroupMetadata,
+        OffsetKey,
+        parse_key,
+    )
 
     about = parse_key(key)
     if about is None:
@@ -39,7 +44,7 @@ def _of_group(key: bytes, value: bytes | None) -> dict[str, Any] | None:
 
 
 def _of_transaction(key: bytes, value: bytes | None) -> dict[str, Any] | None:
-    from logstore.transactions.state import TransactionMetadata, decode_key
+    from logstore.coordinators.transaction_state import TransactionMetadata, decode_key
 
     name = decode_key(key)
     if name is None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import logstore
 from logstore import Partition
-from logstore import store as store_room
+from logstore.store import store as store_room
 from logstore.testing.crash_states import Crash
 from logstore.testing.invariants import check_invariants
 from logstore.testing.io_calls import Trace

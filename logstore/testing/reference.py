@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from logstore import codecs
+from logstore.format import codecs
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

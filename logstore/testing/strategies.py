@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from logstore import Record, codecs
+from logstore import Record
+from logstore.format import codecs
 from logstore.testing.reference import ReferenceRecord, encode_batch
 
 try:

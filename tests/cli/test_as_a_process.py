@@ -150,9 +150,16 @@ def imported_by(command: Command, *arguments: str) -> set[str]:
 def test_little_is_imported_before_it_is_needed(command: Command) -> None:
     command.fill()
     helped = imported_by(command, "--help")
-    assert not {"logstore.store", "logstore._native", "json", "rich", "numpy"} & helped
+    assert not {"logstore.store.store", "logstore._native", "json", "rich", "numpy"} & helped
     listed = imported_by(command, "topic", "ls", "-o", "table")
-    heavy = {"rich", "numpy", "pyarrow", "asyncio", "logstore.compaction", "logstore.maintenance"}
+    heavy = {
+        "rich",
+        "numpy",
+        "pyarrow",
+        "asyncio",
+        "logstore.upkeep.compaction",
+        "logstore.upkeep.maintenance",
+    }
     assert not heavy & listed
     assert "numpy" not in imported_by(command, "read", "orders", "--count")
 

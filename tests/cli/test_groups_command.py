@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import logstore
-from logstore.groups import Groups
+from logstore.coordinators.group_admin import Groups
 from tests.cli.conftest import NOON, Command, golden
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import logstore
-from logstore.groups import Groups
+from logstore.coordinators.group_admin import Groups
 from tests.cli.conftest import NOON, Command
 
 HERE = Path(__file__).parent.parent
@@ -260,7 +260,7 @@ def test_the_bench_measures_and_leaves_nothing(command: Command, tmp_path: Path)
 
 def test_help_of_every_verb(command: Command) -> None:
     from logstore.cli.command import VERBS
-    from logstore.cli.topic import TOPIC_VERBS
+    from logstore.cli.verbs.topic import TOPIC_VERBS
 
     for name, (_, about) in VERBS.items():
         assert about

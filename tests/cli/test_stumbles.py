@@ -10,8 +10,8 @@ import pytest
 
 import logstore
 from logstore.cli.bounds import Bound
-from logstore.cli.read import Selection
 from logstore.cli.text import parse_size
+from logstore.cli.verbs.read import Selection
 
 from .conftest import Command
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import logstore
-from logstore.cli.ui import UiServer
+from logstore.cli.verbs.ui import UiServer
 from tests.cli import browser
 from tests.cli.browser import Browser
 from tests.cli.conftest import NOON, Command

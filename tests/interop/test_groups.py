@@ -17,7 +17,7 @@ import pytest
 
 import logstore
 from logstore import CommittedOffset, Consumer, Groups, Producer, TopicPartition
-from logstore.internal_topics import CONSUMER_OFFSETS
+from logstore.coordinators.internal_topics import CONSUMER_OFFSETS
 
 from .kafka import Broker, dump_log, require_kafka
 

@@ -9,7 +9,7 @@ import pytest
 
 from logstore import Partition
 from logstore.clock import ManualClock
-from logstore.producer_state import ProducerState
+from logstore.log.producer_state import ProducerState
 from logstore.testing import ReferenceRecord, encode_batch
 
 from .kafka import dump_log, require_kafka

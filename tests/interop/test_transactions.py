@@ -21,9 +21,13 @@ import pytest
 
 import logstore
 from logstore import Producer, Transactions
-from logstore.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE
-from logstore.offsets import OffsetBook
-from logstore.transactions.state import TransactionState
+from logstore.coordinators.internal_topics import (
+    CONSUMER_OFFSETS,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE,
+)
+from logstore.coordinators.offset_book import OffsetBook
+from logstore.coordinators.transaction_state import TransactionState
 
 from .kafka import Broker, dump_log, require_kafka
 from .rows import Row

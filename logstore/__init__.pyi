@@ -1,0 +1,347 @@
+"""The public names, for type checkers."""
+
+from logstore.checking.problem import (
+    Problem as Problem,
+)
+from logstore.checking.problem import (
+    ProblemKind as ProblemKind,
+)
+from logstore.checking.problem import (
+    Severity as Severity,
+)
+from logstore.clock import (
+    Clock as Clock,
+)
+from logstore.clock import (
+    GuardedClock as GuardedClock,
+)
+from logstore.clock import (
+    ManualClock as ManualClock,
+)
+from logstore.clock import (
+    SystemClock as SystemClock,
+)
+from logstore.config import (
+    ConfigError as ConfigError,
+)
+from logstore.config import (
+    PartitionConfig as PartitionConfig,
+)
+from logstore.consumer.assignors import (
+    Assignor as Assignor,
+)
+from logstore.consumer.assignors import (
+    GroupMember as GroupMember,
+)
+from logstore.consumer.async_consumer import (
+    AsyncConsumer as AsyncConsumer,
+)
+from logstore.consumer.consumer import (
+    ConsumedRecord as ConsumedRecord,
+)
+from logstore.consumer.consumer import (
+    Consumer as Consumer,
+)
+from logstore.consumer.consumer import (
+    ReceivedRecord as ReceivedRecord,
+)
+from logstore.coordinators.group_admin import (
+    GroupDescription as GroupDescription,
+)
+from logstore.coordinators.group_admin import (
+    GroupMemberDescription as GroupMemberDescription,
+)
+from logstore.coordinators.group_admin import (
+    Groups as Groups,
+)
+from logstore.coordinators.group_admin import (
+    OffsetReset as OffsetReset,
+)
+from logstore.coordinators.group_machine import (
+    GroupState as GroupState,
+)
+from logstore.coordinators.group_machine import (
+    Transition as Transition,
+)
+from logstore.coordinators.lag import (
+    Lag as Lag,
+)
+from logstore.coordinators.offset_records import (
+    CommittedOffset as CommittedOffset,
+)
+from logstore.coordinators.offset_records import (
+    TopicPartition as TopicPartition,
+)
+from logstore.coordinators.transaction_coordinator import (
+    TransactionDescription as TransactionDescription,
+)
+from logstore.coordinators.transaction_coordinator import (
+    Transactions as Transactions,
+)
+from logstore.errors import (
+    ClosedError as ClosedError,
+)
+from logstore.errors import (
+    CodecUnavailableError as CodecUnavailableError,
+)
+from logstore.errors import (
+    ConcurrentTransactionsError as ConcurrentTransactionsError,
+)
+from logstore.errors import (
+    ConflictError as ConflictError,
+)
+from logstore.errors import (
+    CorruptLogError as CorruptLogError,
+)
+from logstore.errors import (
+    DiskFullError as DiskFullError,
+)
+from logstore.errors import (
+    FailedLogError as FailedLogError,
+)
+from logstore.errors import (
+    FencedError as FencedError,
+)
+from logstore.errors import (
+    ForkedHandleError as ForkedHandleError,
+)
+from logstore.errors import (
+    IndeterminateAppendError as IndeterminateAppendError,
+)
+from logstore.errors import (
+    InterruptedAppendError as InterruptedAppendError,
+)
+from logstore.errors import (
+    InvalidNameError as InvalidNameError,
+)
+from logstore.errors import (
+    InvalidRecordError as InvalidRecordError,
+)
+from logstore.errors import (
+    LockedError as LockedError,
+)
+from logstore.errors import (
+    LogStoreError as LogStoreError,
+)
+from logstore.errors import (
+    LogTruncatedError as LogTruncatedError,
+)
+from logstore.errors import (
+    NotALogError as NotALogError,
+)
+from logstore.errors import (
+    OffsetOutOfRangeError as OffsetOutOfRangeError,
+)
+from logstore.errors import (
+    OutOfOrderSequenceError as OutOfOrderSequenceError,
+)
+from logstore.errors import (
+    ReadOnlyError as ReadOnlyError,
+)
+from logstore.errors import (
+    RebalanceError as RebalanceError,
+)
+from logstore.errors import (
+    RecordNotFoundError as RecordNotFoundError,
+)
+from logstore.errors import (
+    RecordTooLargeError as RecordTooLargeError,
+)
+from logstore.errors import (
+    TopicExistsError as TopicExistsError,
+)
+from logstore.errors import (
+    TransactionAbortedError as TransactionAbortedError,
+)
+from logstore.errors import (
+    TransactionStateError as TransactionStateError,
+)
+from logstore.errors import (
+    UnknownTopicError as UnknownTopicError,
+)
+from logstore.errors import (
+    UnsafeFileSystemError as UnsafeFileSystemError,
+)
+from logstore.errors import (
+    UnsupportedFormatError as UnsupportedFormatError,
+)
+from logstore.format.batch import (
+    BatchHeader as BatchHeader,
+)
+from logstore.format.batch import (
+    with_producer as with_producer,
+)
+from logstore.format.encoder import (
+    BatchEncoder as BatchEncoder,
+)
+from logstore.format.index import (
+    AbortedTransaction as AbortedTransaction,
+)
+from logstore.format.index import (
+    OffsetIndex as OffsetIndex,
+)
+from logstore.format.index import (
+    TimeIndex as TimeIndex,
+)
+from logstore.format.index import (
+    TransactionIndex as TransactionIndex,
+)
+from logstore.format.validation import (
+    AppendedBatches as AppendedBatches,
+)
+from logstore.interceptors import (
+    ConsumerInterceptor as ConsumerInterceptor,
+)
+from logstore.interceptors import (
+    Outgoing as Outgoing,
+)
+from logstore.interceptors import (
+    ProducerInterceptor as ProducerInterceptor,
+)
+from logstore.log.epochs import (
+    EpochEnd as EpochEnd,
+)
+from logstore.log.epochs import (
+    LeaderEpochs as LeaderEpochs,
+)
+from logstore.log.producer_files import (
+    DiscardedSnapshot as DiscardedSnapshot,
+)
+from logstore.log.producer_state import (
+    OngoingTransaction as OngoingTransaction,
+)
+from logstore.log.retention import (
+    RetentionDecision as RetentionDecision,
+)
+from logstore.log.retention import (
+    RetentionPolicy as RetentionPolicy,
+)
+from logstore.log.segment import (
+    Segment as Segment,
+)
+from logstore.opening import (
+    open as open,
+)
+from logstore.partition.partition import (
+    Partition as Partition,
+)
+from logstore.partition.scan import (
+    LocatedBatch as LocatedBatch,
+)
+from logstore.partition.scan import (
+    Scan as Scan,
+)
+from logstore.partition.scan import (
+    Skipped as Skipped,
+)
+from logstore.partition.writer import (
+    Writer as Writer,
+)
+from logstore.partitioner import (
+    KeyPartitioner as KeyPartitioner,
+)
+from logstore.partitioner import (
+    Partitioner as Partitioner,
+)
+from logstore.partitioner import (
+    RandomPartitioner as RandomPartitioner,
+)
+from logstore.partitioner import (
+    RoundRobinPartitioner as RoundRobinPartitioner,
+)
+from logstore.producer.async_producer import (
+    AsyncProducer as AsyncProducer,
+)
+from logstore.producer.async_producer import (
+    AsyncTransaction as AsyncTransaction,
+)
+from logstore.producer.delivery import (
+    Delivery as Delivery,
+)
+from logstore.producer.producer import (
+    Producer as Producer,
+)
+from logstore.producer.transaction import (
+    Transaction as Transaction,
+)
+from logstore.record import (
+    BytesColumn as BytesColumn,
+)
+from logstore.record import (
+    Columns as Columns,
+)
+from logstore.record import (
+    Record as Record,
+)
+from logstore.recovery.loader import (
+    Damage as Damage,
+)
+from logstore.recovery.loader import (
+    RecoveryReport as RecoveryReport,
+)
+from logstore.recovery.loader import (
+    TornTail as TornTail,
+)
+from logstore.serialization import (
+    Serde as Serde,
+)
+from logstore.serialization import (
+    SerializationError as SerializationError,
+)
+from logstore.store.store import (
+    Store as Store,
+)
+from logstore.store.store import (
+    StoreRecovery as StoreRecovery,
+)
+from logstore.store.topic import (
+    PartitionDescription as PartitionDescription,
+)
+from logstore.store.topic import (
+    Position as Position,
+)
+from logstore.store.topic import (
+    Topic as Topic,
+)
+from logstore.store.topic import (
+    TopicDescription as TopicDescription,
+)
+from logstore.upkeep.compaction import (
+    CompactedSegment as CompactedSegment,
+)
+from logstore.upkeep.compaction import (
+    CompactionReport as CompactionReport,
+)
+from logstore.upkeep.compaction import (
+    Compactor as Compactor,
+)
+from logstore.upkeep.maintenance import (
+    Maintenance as Maintenance,
+)
+from logstore.upkeep.maintenance import (
+    MaintenanceAct as MaintenanceAct,
+)
+from logstore.upkeep.maintenance import (
+    MaintenanceFault as MaintenanceFault,
+)
+from logstore.upkeep.maintenance import (
+    MaintenanceReport as MaintenanceReport,
+)
+from logstore.upkeep.repair import (
+    Repair as Repair,
+)
+from logstore.upkeep.repair import (
+    RepairStep as RepairStep,
+)
+from logstore.upkeep.repair import (
+    repair as repair,
+)
+from logstore.where import (
+    Where as Where,
+)
+from logstore.where import (
+    WhereError as WhereError,
+)
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,1 @@
+"""Checks that read every file and report problems; they never write."""

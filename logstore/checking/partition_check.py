@@ -1,0 +1,694 @@
+"""Inspection: looks at every file of a partition, or of a store's root, and lists what is wrong.
+
+Nothing is written, and no lock is taken: it works on read-only media, beside a running writer and
+in a directory that a broker left.  A deep one reads every byte; otherwise sizes, headers, indexes
+and side files are looked at, and of the records nothing.
+
+What a file says is compared with the log, never the other way round.  An I/O error is a problem of
+its own kind: it says nothing about the bytes behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from logstore import _native
+from logstore.checking.problem import Problem, ProblemKind, Severity
+from logstore.errors import CorruptLogError, NotALogError, UnsupportedFormatError
+from logstore.files.directory import (
+    SEGMENT_SUFFIXES,
+    TEMPORARY_SUFFIXES,
+    Directory,
+    DirectoryLock,
+    base_offset_of,
+    segment_name,
+)
+from logstore.files.disk_reserve import RESERVE_NAME
+from logstore.format.index import OffsetIndex, TimeIndex, TransactionIndex
+from logstore.log.producer_files import Producers
+from logstore.log.producer_state import CorruptSnapshotError, ProducerState
+from logstore.log.segment import Segment, SegmentContents, used_entries
+from logstore.log.segment_digest import (
+    DIGEST_SUFFIX,
+    DamagedDigestError,
+    FileDigest,
+    SegmentDigest,
+    digest_of,
+)
+from logstore.log.state import (
+    LEADER_EPOCHS,
+    PARTITION_METADATA,
+    CleanerCheckpoint,
+    DurableMark,
+    PartitionState,
+    StartMark,
+    parse_leader_epochs,
+    read_topic_id,
+)
+from logstore.recovery.failed_sync import FailedSync
+from logstore.recovery.loader import TRUNCATION_PLAN, TruncationPlan
+from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+
+__all__ = [
+    "CheckProgress",
+    "PartitionInspection",
+    "bytes_to_inspect",
+    "check_choice",
+    "find_problems",
+    "raise_first_error",
+]
+
+# Called with (bytes looked at so far, bytes to look at in all); what it raises ends the inspection.
+CheckProgress = Callable[[int, int], None]
+
+KEPT = re.compile(r".+\.(torn|cut)-\d+\Z")
+RECEIPT = re.compile(r"logstore\.repair-\d+\.json\Z")
+SNAPSHOT_SUFFIX = ".snapshot"
+_HEADER_BYTES = 61
+_WITHOUT_CONTENTS = (DirectoryLock.NAME, RESERVE_NAME)  # of these only the type matters
+
+
+def bytes_to_inspect(segments: Sequence[Segment], *, deep: bool) -> int:
+    """What a progress callback is told as the total."""
+    return sum(segment.size_bytes for segment in segments) if deep else len(segments)
+
+
+class _Look(NamedTuple):
+    """A segment as it was at one moment: appends and a roll after it change nothing here."""
+
+    sealed: bool
+    live: bool  # this process appends to it: its index entries are in memory
+    limit: int  # bytes of its .log file
+    end_offset: int
+    offsets: bytes = b""  # entries of a live segment
+    times: bytes = b""
+
+    @classmethod
+    def at(cls, segment: Segment) -> _Look:
+        """Look at a segment.  Requires the lock of the view."""
+        sealed, live = segment.sealed, segment.writer is not None
+        limit = segment.file.size() if sealed else segment.file.end
+        entries = (segment.offset_index.entries, segment.time_index.entries) if live else ()
+        return cls(sealed, live, limit, segment.end_offset, *map(bytes, entries))
+
+
+class CheckedView(Protocol):
+    """What a check needs of a partition that is open: `LogView` and `ReadOnlyView` have it."""
+
+    lock: threading.RLock
+
+    @property
+    def directory(self) -> Directory: ...
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    def look(self) -> object: ...
+    def moved_since(self, generation: int) -> bool: ...
+    def check_usable(self) -> None: ...
+    def known_producers(self) -> Producers: ...
+
+
+class PartitionInspection:
+    """One look at the files of a partition.  `run` may be called once."""
+
+    def __init__(
+        self, view: CheckedView, *, deep: bool, moved: Callable[[int], None] | None = None
+    ) -> None:
+        """`moved` is called with the size of every piece that was looked at."""
+        self._view = view
+        self._directory = view.directory
+        self._deep = deep
+        self._moved = moved or _ignore
+        self._problems: list[Problem] = []
+        self._last: tuple[Segment, _Look] | None = None
+
+    def _look_at(self, segment: Segment) -> _Look:
+        if self._last is not None and segment is self._last[0]:
+            return self._last[1]
+        return _Look.at(segment)
+
+    def run(self) -> list[Problem]:
+        """Everything that is wrong, segment by segment; then what is beside them."""
+        view = self._view
+        with view.lock:
+            # The last one may grow or be sealed from now on.
+            segments = view.segments
+            end = segments[-1].end_offset
+            with contextlib.suppress(FileNotFoundError):  # a directory without any segment yet
+                self._last = segments[-1], _Look.at(segments[-1])
+        producers = 0
+        for segment in segments:
+            try:
+                producers += self._inspect_segment(segment)
+            except FileNotFoundError:
+                raise  # deleted meanwhile, or missing: whoever called knows how to tell
+            except OSError as error:
+                self._note(
+                    ProblemKind.UNREADABLE_FILE,
+                    segment.path,
+                    str(error),
+                    offsets=range(segment.base_offset, segment.end_offset),
+                )
+        self._inspect_order(segments)
+        if producers and self._deep:
+            self._inspect_aborts(segments, end)
+        self._inspect_side_files(segments)
+        return self._problems
+
+    # ---- notes ----
+
+    def _note(
+        self,
+        kind: ProblemKind,
+        path: Path | str,
+        detail: str,
+        *,
+        position: int = -1,
+        end_position: int = -1,
+        offsets: range | None = None,
+    ) -> None:
+        if isinstance(path, str):
+            path = self._directory.path / path
+        self._problems.append(Problem(kind, path, detail, position, end_position, offsets))
+
+    def _read(self, name: str) -> bytes | None:
+        """A small file's contents; None when it is not there or cannot be read."""
+        try:
+            return self._directory.read(name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            return None
+
+    # ---- the log ----
+
+    def _inspect_segment(self, segment: Segment) -> int:
+        """Look at one segment; how many batches with a producer it has, as far as that is known."""
+        before = len(self._problems)
+        contents = self._walk(segment) if self._deep else None
+        if contents is None:
+            self._inspect_head(segment)
+            self._moved(1)
+        sound = len(self._problems) == before
+        # The index files of a segment that another process appends to may lag behind.
+        look = self._look_at(segment)
+        if look.sealed or look.live:
+            self._inspect_indexes(segment, contents)
+        self._inspect_digest(segment, sound)
+        return 0 if contents is None else contents.producers
+
+    def _walk(self, segment: Segment) -> SegmentContents:
+        """Every batch and every record; damage is noted and passed over."""
+        file = segment.file
+        limit = self._look_at(segment).limit
+        position, producers, first = 0, 0, True
+        contents = segment.walk(limit=limit, progress=self._progress(0))
+        whole = contents
+        while contents.stopped != "end":
+            producers += contents.producers
+            if contents.stopped == "legacy":
+                self._note(
+                    ProblemKind.OLD_FORMAT,
+                    segment.path,
+                    contents.reason,
+                    position=contents.position,
+                )
+                break
+            sound = _native.find_batch(
+                file, contents.position, limit, contents.next_offset, segment.offset_max
+            )
+            position, base, _ = sound or (limit, segment.end_offset, 0)
+            self._note(
+                ProblemKind.DAMAGED_BATCH,
+                segment.path,
+                contents.reason,
+                position=contents.position,
+                end_position=position,
+                offsets=range(contents.next_offset, max(base, contents.next_offset)),
+            )
+            first = False
+            if sound is None:
+                break
+            contents = segment.walk(
+                position, limit=limit, next_offset=base, progress=self._progress(position)
+            )
+            whole = whole.followed_by(contents)
+        if first:
+            self._inspect_records(segment)
+            self._inspect_end(segment, contents)
+        return whole
+
+    def _progress(self, start: int) -> Callable[[int], None]:
+        done = start
+
+        def moved(now: int) -> None:
+            nonlocal done
+            self._moved(now - done)
+            done = now
+
+        return moved
+
+    def _inspect_records(self, segment: Segment) -> None:
+        """Inside of batches whose checksums are right: lengths, counts, what is compressed."""
+        scan = segment.scan(on_corrupt="skip")
+        chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
+        try:
+            while scan.fill(chunk):
+                self._moved(0)
+                chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
+        except UnsupportedFormatError as error:
+            # The walk over the batches has noted an old format already, with its position.
+            noted = {problem.kind for problem in self._problems if problem.path == segment.path}
+            if ProblemKind.OLD_FORMAT not in noted:
+                self._note(ProblemKind.UNAVAILABLE_CODEC, segment.path, str(error))
+        for position, end_position, start, stop, reason in scan.skipped:
+            self._note(
+                ProblemKind.DAMAGED_BATCH,
+                segment.path,
+                reason,
+                position=position,
+                end_position=end_position,
+                offsets=range(start, stop),
+            )
+
+    def _inspect_end(self, segment: Segment, contents: SegmentContents) -> None:
+        """Whether the file ends where its records should."""
+        if any(p.path == segment.path and p.position >= 0 for p in self._problems):
+            return  # said so already
+        wanted = self._look_at(segment).end_offset
+        if contents.next_offset < wanted and segment.dense:
+            self._note(
+                ProblemKind.MISSING_RECORDS,
+                segment.path,
+                f"the file ends at offset {contents.next_offset}, not at {wanted}",
+                position=contents.position,
+                offsets=range(contents.next_offset, wanted),
+            )
+
+    def _inspect_head(self, segment: Segment) -> None:
+        """The cheap look: the first batch's header."""
+        if segment.size_bytes < _HEADER_BYTES:
+            if segment.size_bytes:
+                self._note(
+                    ProblemKind.DAMAGED_BATCH,
+                    segment.path,
+                    f"{segment.size_bytes} bytes are too few for a batch",
+                    position=0,
+                    offsets=range(segment.base_offset, segment.end_offset),
+                )
+            return
+        header = segment.file.pread(_HEADER_BYTES, 0)
+        base, size = int.from_bytes(header[:8], "big"), int.from_bytes(header[8:12], "big")
+        if header[16] in (0, 1):
+            self._note(ProblemKind.OLD_FORMAT, segment.path, f"magic {header[16]}", position=0)
+        elif (
+            header[16] != 2
+            or not segment.base_offset <= base <= segment.offset_max
+            or not 49 <= size <= segment.size_bytes - 12
+        ):
+            self._note(
+                ProblemKind.DAMAGED_BATCH,
+                segment.path,
+                f"a first batch at offset {base} of {size} bytes, magic {header[16]}",
+                position=0,
+                offsets=range(segment.base_offset, segment.end_offset),
+            )
+
+    def _inspect_order(self, segments: Sequence[Segment]) -> None:
+        start = self._view.start_offset
+        first = segments[0].base_offset
+        if start < first:
+            self._note(
+                ProblemKind.MISSING_RECORDS,
+                segments[0].path,
+                f"the log starts at {start}, its first segment at {first}",
+                offsets=range(start, first),
+            )
+
+    # ---- indexes ----
+
+    def _inspect_indexes(self, segment: Segment, contents: SegmentContents | None) -> None:
+        for suffix, kind, width in (
+            (".index", ProblemKind.DAMAGED_INDEX, OffsetIndex.ENTRY_BYTES),
+            (".timeindex", ProblemKind.DAMAGED_TIME_INDEX, TimeIndex.ENTRY_BYTES),
+        ):
+            name = segment_name(segment.base_offset, suffix)
+            look = self._look_at(segment)
+            entries = look.offsets if suffix == ".index" else look.times
+            raw = entries if look.live else self._read(name)
+            if raw is None:
+                if segment.size_bytes and not self._is_unreadable(name):
+                    self._note(ProblemKind.MISSING_INDEX, name, "there is no such file")
+                continue
+            entries = used_entries(raw, width)
+            if len(entries) % width:
+                self._note(kind, name, f"{len(raw)} bytes are no whole number of entries")
+            elif contents is not None and entries in _rebuilt(segment, contents, suffix):
+                continue
+            elif suffix == ".index":
+                self._inspect_offset_entries(segment, name, entries)
+            else:
+                self._inspect_time_entries(segment, name, entries, contents)
+
+    def _is_unreadable(self, name: str) -> bool:
+        path = self._directory.path / name
+        return any(p.path == path for p in self._problems)
+
+    def _inspect_offset_entries(self, segment: Segment, name: str, entries: bytes) -> None:
+        """Every entry leads to a batch that ends with its offset; the last one when it is cheap."""
+        index = OffsetIndex(segment.base_offset, entries)
+        numbers = range(len(index)) if self._deep else range(len(index))[-1:]
+        for number in numbers:
+            offset, position = index[number]
+            header = segment.file.pread(_HEADER_BYTES, position) if position >= 0 else b""
+            base = int.from_bytes(header[:8], "big")
+            last = base + int.from_bytes(header[23:27], "big")
+            if len(header) < _HEADER_BYTES or last != offset:
+                self._note(
+                    ProblemKind.DAMAGED_INDEX,
+                    name,
+                    f"an index entry for offset {offset} leads to a batch of {base} to {last}",
+                    position=number * OffsetIndex.ENTRY_BYTES,
+                )
+                return
+
+    def _inspect_time_entries(
+        self, segment: Segment, name: str, entries: bytes, contents: SegmentContents | None
+    ) -> None:
+        times = list(TimeIndex(segment.base_offset, entries))
+        for number, (one, two) in enumerate(itertools.pairwise(times)):
+            if not (one[0] < two[0] and one[1] <= two[1]):
+                self._note(
+                    ProblemKind.DAMAGED_TIME_INDEX,
+                    name,
+                    f"entry {two} stands behind {one}",
+                    position=(number + 1) * TimeIndex.ENTRY_BYTES,
+                )
+                return
+        for number, (timestamp, offset) in enumerate(times):
+            late = contents is not None and timestamp > contents.max_timestamp
+            if timestamp < 0 or late or not segment.base_offset <= offset < segment.end_offset:
+                self._note(
+                    ProblemKind.DAMAGED_TIME_INDEX,
+                    name,
+                    f"entry ({timestamp}, {offset}) is not of this segment",
+                    position=number * TimeIndex.ENTRY_BYTES,
+                )
+                return
+
+    def _inspect_aborts(self, segments: Sequence[Segment], end: int) -> None:
+        """Whether every aborted transaction is known as such."""
+        try:
+            self._view.known_producers().check(segments, end)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            name = Path(error.filename or "").name
+            if not self._is_unreadable(name):
+                self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+        except CorruptLogError as error:
+            self._note(
+                ProblemKind.DAMAGED_TRANSACTION_INDEX,
+                Path(error.path),
+                error.reason,
+                position=error.position,
+                offsets=error.offsets or None,
+            )
+
+    def _inspect_transaction_index(self, name: str, raw: bytes) -> None:
+        index = TransactionIndex(base_offset_of(name), raw)
+        fault = index.fault() if raw else "the file is empty"
+        if fault is not None:
+            self._note(ProblemKind.DAMAGED_TRANSACTION_INDEX, name, fault, position=0)
+
+    # ---- digests ----
+
+    def _inspect_digest(self, segment: Segment, sound: bool) -> None:
+        name = segment_name(segment.base_offset, DIGEST_SUFFIX)
+        try:
+            digest = SegmentDigest.read(self._directory, segment.base_offset)
+        except DamagedDigestError as error:
+            self._note(ProblemKind.DAMAGED_DIGEST, name, str(error))
+            return
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            return
+        if digest is None:
+            return
+        log_name = segment_name(segment.base_offset, ".log")
+        found = self._digest_now(log_name)
+        if sound and found is not None and not self._is_same(found, digest.log):
+            self._note(
+                ProblemKind.DIGEST_MISMATCH,
+                log_name,
+                _differs(found, digest.log),
+                offsets=range(segment.base_offset, segment.end_offset),
+            )
+        for suffix, kind in (
+            (".index", ProblemKind.DAMAGED_INDEX),
+            (".timeindex", ProblemKind.DAMAGED_TIME_INDEX),
+            (".txnindex", ProblemKind.DAMAGED_TRANSACTION_INDEX),
+        ):
+            index_name = segment_name(segment.base_offset, suffix)
+            if self._is_unreadable(index_name):
+                continue
+            now, then = self._digest_now(index_name), digest.indexes.get(suffix)
+            if now is None and then is not None:
+                missing = suffix == ".txnindex"
+                self._note(
+                    kind if missing else ProblemKind.MISSING_INDEX,
+                    index_name,
+                    f"there is no such file; {then[0]} bytes were sealed",
+                )
+            elif now is not None and then is None:
+                self._note(kind, index_name, f"there was no such file; now {now[0]} bytes")
+            elif now is not None and then is not None and not self._is_same(now, then):
+                self._note(kind, index_name, _differs(now, then))
+
+    def _digest_now(self, name: str) -> FileDigest | None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._deep:
+                return digest_of(self._directory, name, lambda _: self._moved(0))
+            return self._directory.size(name), -1
+        return None
+
+    def _is_same(self, now: FileDigest, then: FileDigest) -> bool:
+        return now == then if self._deep else now[0] == then[0]
+
+    # ---- beside the log ----
+
+    def _inspect_side_files(self, segments: Sequence[Segment]) -> None:
+        names = self._directory.names()
+        self._view.look()
+        with self._view.lock:  # after the listing: a roll that made one of these files is over
+            known = (*segments, *self._view.segments)
+        bases = {segment.base_offset for segment in known}
+        checks = {
+            PartitionState.NAME: self._inspect_state,
+            DurableMark.NAME: self._inspect_mark,
+            CleanerCheckpoint.NAME: self._inspect_cleaner,
+            StartMark.NAME: self._inspect_start,
+            LEADER_EPOCHS: self._inspect_epochs,
+            PARTITION_METADATA: self._inspect_metadata,
+            SWAP_PLAN: self._inspect_swap,
+            TRUNCATION_PLAN: self._inspect_truncation,
+            FailedSync.NAME: self._inspect_failed_sync,
+        }
+        for name in sorted(names):
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                if name in (*checks, *_WITHOUT_CONTENTS) and not self._directory.is_regular(name):
+                    self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
+                elif name in checks:
+                    checks[name]()
+                else:
+                    self._inspect_named(name, bases)
+
+    def _inspect_named(self, name: str, bases: set[int]) -> None:
+        if KEPT.match(name):
+            self._note(ProblemKind.KEPT_ASIDE, name, f"{self._directory.size(name)} bytes")
+        elif name.endswith((*TEMPORARY_SUFFIXES, ".tmp")):
+            self._note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
+        elif name.endswith(SEGMENT_SUFFIXES):
+            try:
+                base = base_offset_of(name)
+            except NotALogError as error:
+                self._note(ProblemKind.STRAY_FILE, name, str(error))
+                return
+            if not self._directory.is_regular(name):
+                self._note(ProblemKind.STRAY_FILE, name, "not a regular file")
+            elif name.endswith(SNAPSHOT_SUFFIX):
+                self._inspect_snapshot(name)
+            elif base not in bases and not name.endswith(".log"):
+                self._note(ProblemKind.STRAY_FILE, name, "there is no segment of that offset")
+            elif name.endswith(".txnindex") and (raw := self._read(name)) is not None:
+                self._inspect_transaction_index(name, raw)
+
+    def _inspect_snapshot(self, name: str) -> None:
+        raw = self._read(name)
+        if raw is not None:
+            try:
+                ProducerState.decode(raw)
+            except CorruptSnapshotError as error:
+                self._note(ProblemKind.DAMAGED_SNAPSHOT, name, str(error))
+
+    def _inspect_state(self) -> None:
+        # A writer beside us replaces it as a whole: there is no moment at which it is torn.
+        if PartitionState.read(self._directory) is None:
+            self._note(
+                ProblemKind.DAMAGED_STATE,
+                PartitionState.NAME,
+                "the checksum is wrong, or its numbers make no sense",
+            )
+
+    def _inspect_mark(self) -> None:
+        # Overwritten in place by a writer: look twice.
+        looks = [DurableMark.read(self._directory) for _ in range(2)]
+        if max(looks) < 0 and self._read(DurableMark.NAME):
+            self._note(ProblemKind.DAMAGED_STATE, DurableMark.NAME, "the checksum is wrong")
+
+    def _inspect_cleaner(self) -> None:
+        if CleanerCheckpoint.read(self._directory) < 0:
+            self._note(ProblemKind.DAMAGED_STATE, CleanerCheckpoint.NAME, "the checksum is wrong")
+
+    def _inspect_start(self) -> None:
+        if StartMark.read(self._directory) < 0:
+            self._note(ProblemKind.DAMAGED_STATE, StartMark.NAME, "the checksum is wrong")
+
+    def _inspect_epochs(self) -> None:
+        raw = self._read(LEADER_EPOCHS)
+        fault = None if raw is None else parse_leader_epochs(raw)
+        if isinstance(fault, str):
+            self._note(ProblemKind.DAMAGED_LEADER_EPOCHS, LEADER_EPOCHS, fault)
+
+    def _inspect_metadata(self) -> None:
+        try:
+            read_topic_id(self._directory)
+        except NotALogError as error:
+            self._note(ProblemKind.DAMAGED_METADATA, PARTITION_METADATA, str(error))
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, PARTITION_METADATA, str(error))
+
+    def _inspect_swap(self) -> None:
+        plan = SwapPlan.read(self._directory)
+        if plan is None:
+            if self._directory.exists(SWAP_PLAN):
+                self._note(ProblemKind.DAMAGED_PLAN, SWAP_PLAN, "it is not whole")
+        else:
+            self._note(
+                ProblemKind.UNFINISHED_PLAN,
+                SWAP_PLAN,
+                f"segments {list(plan.old)} give way to one",
+                offsets=range(plan.old[0], plan.old[-1] + 1),
+            )
+
+    def _inspect_truncation(self) -> None:
+        plan = TruncationPlan.read(self._directory)
+        if plan is None:
+            self._note(ProblemKind.DAMAGED_PLAN, TRUNCATION_PLAN, "it is not whole")
+        else:
+            self._note(
+                ProblemKind.UNFINISHED_PLAN,
+                TRUNCATION_PLAN,
+                f"the log is to end at offset {plan.end_offset}",
+            )
+
+    def _inspect_failed_sync(self) -> None:
+        failed = FailedSync.read(self._directory)
+        if failed is not None:
+            self._note(
+                ProblemKind.FAILED_SYNC,
+                FailedSync.NAME,
+                f"durable up to offset {failed.durable_offset}: {failed.reason}",
+            )
+
+
+def _rebuilt(segment: Segment, contents: SegmentContents, suffix: str) -> tuple[bytes, ...]:
+    """What an index that was made from the log would hold, with or without its closing entry."""
+    if suffix == ".index":
+        return (contents.offsets,)
+    return (contents.times, segment.final_times(contents))
+
+
+def _differs(now: FileDigest, then: FileDigest) -> str:
+    if now[0] != then[0]:
+        return f"{now[0]} bytes; {then[0]} were sealed"
+    return f"the checksum is {now[1]:08x}; {then[1]:08x} was sealed"
+
+
+def _ignore(_: int) -> None:
+    """Nobody wants to know."""
+
+
+def missing_file(view: CheckedView, error: FileNotFoundError) -> Problem:
+    """A file of the log that is not there, and nobody has taken away."""
+    path = view.directory.path / Path(error.filename or "").name
+    return Problem(ProblemKind.MISSING_RECORDS, path, "there is no such file")
+
+
+def has_errors(problems: Sequence[Problem]) -> bool:
+    """Whether a strict check would raise."""
+    return any(problem.severity == Severity.ERROR for problem in problems)
+
+
+def check_choice(on_corrupt: str) -> str:
+    """Raise ValueError for anything but the two that there are."""
+    if on_corrupt not in ("raise", "report"):
+        raise ValueError(f"on_corrupt must be 'raise' or 'report', not {on_corrupt!r}")
+    return on_corrupt
+
+
+def raise_first_error(problems: Sequence[Problem]) -> None:
+    """CorruptLogError for the first problem that is an error, if there is one."""
+    for problem in problems:
+        if problem.severity == Severity.ERROR:
+            offsets = problem.offsets or range(0)
+            error = CorruptLogError(
+                problem.detail,
+                path=problem.path,
+                position=max(problem.position, 0),
+                start_offset=offsets.start,
+                end_offset=offsets.stop,
+            )
+            error.problems = tuple(problems)
+            raise error
+
+
+def find_problems(
+    view: CheckedView, *, deep: bool, progress: CheckProgress | None
+) -> list[Problem]:
+    """Look at a partition until no change came in between; what is wrong, the log first."""
+    while True:
+        view.check_usable()
+        generation = view.generation
+        view.look()
+        total = bytes_to_inspect(view.segments, deep=deep)
+        done = 0
+
+        def moved(size: int, total: int = total) -> None:
+            nonlocal done
+            done += size
+            if progress is not None:
+                progress(min(done, total), total)
+
+        try:
+            problems = PartitionInspection(view, deep=deep, moved=moved).run()
+        except (CorruptLogError, FileNotFoundError) as error:
+            if not view.moved_since(generation):
+                if isinstance(error, FileNotFoundError):
+                    return [missing_file(view, error)]
+                raise
+            continue
+        # What looked wrong may have been a change under way.
+        if has_errors(problems) and view.moved_since(generation):
+            continue
+        return problems

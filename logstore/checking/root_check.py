@@ -1,0 +1,162 @@
+"""RootInspection: looks at the files of a store's root and lists what is wrong with them.
+
+What is in the partitions' directories is `logstore.inspection`'s.  Nothing is written, and no lock
+is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from logstore.checking.partition_check import RECEIPT
+from logstore.checking.problem import Problem, ProblemKind
+from logstore.errors import LogStoreError, NotALogError
+from logstore.files.directory import Directory, DirectoryLock
+from logstore.files.disk_reserve import RESERVE_NAME
+from logstore.log.state import CHECKPOINTS, PARTITION_METADATA, read_topic_id
+from logstore.root.catalogue import (
+    Catalogue,
+    CleanShutdown,
+    NodeIdentity,
+    TopicEntry,
+    is_deleted,
+    partition_directories,
+)
+from logstore.root.checkpoint_twin import CheckpointTwin
+from logstore.root.producer_ids import ProducerIds
+
+__all__ = ["RootInspection"]
+
+# Files whose contents nothing below looks at: only their type matters.
+_WITHOUT_CHECK = (DirectoryLock.NAME, RESERVE_NAME, ProducerIds.NAME)
+
+
+class RootInspection:
+    """One look at the root of a store."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._problems: list[Problem] = []
+
+    def run(self) -> list[Problem]:
+        """Everything that is wrong with the root's own files."""
+        names = sorted(self._directory.names())
+        entries = self._inspect_catalogue()
+        self._inspect_identity()
+        self._inspect_checkpoints()
+        self._inspect_marker()
+        directories = sorted(self._directory.directories())
+        self._inspect_partitions(entries, directories)
+        for name in directories:
+            if is_deleted(name):
+                self._note(ProblemKind.STRAY_FILE, name, "a partition on its way out")
+        for name in names:
+            if name in _WITHOUT_CHECK and not self._is_regular(name):
+                self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
+            elif name.endswith(".tmp"):
+                self._note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
+            elif RECEIPT.match(name):
+                self._note(ProblemKind.KEPT_ASIDE, name, "the receipt of a repair")
+        return self._problems
+
+    def _note(self, kind: ProblemKind, name: str, detail: str) -> None:
+        self._problems.append(Problem(kind, self._directory.path / name, detail))
+
+    def _inspect_catalogue(self) -> Mapping[str, TopicEntry]:
+        try:
+            return Catalogue.read(self._directory).entries
+        except LogStoreError as error:
+            self._note(ProblemKind.DAMAGED_CATALOGUE, Catalogue.NAME, str(error))
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, Catalogue.NAME, str(error))
+        return {}
+
+    def _inspect_identity(self) -> None:
+        try:
+            identity = NodeIdentity.read(self._directory)
+        except NotALogError as error:
+            self._note(ProblemKind.DAMAGED_IDENTITY, NodeIdentity.NAME, str(error))
+            return
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, NodeIdentity.NAME, str(error))
+            return
+        if identity is not None and (identity.node_id < 0 or not identity.cluster_id):
+            self._note(
+                ProblemKind.DAMAGED_IDENTITY,
+                NodeIdentity.NAME,
+                f"node.id {identity.node_id}, cluster.id {identity.cluster_id!r}",
+            )
+
+    def _inspect_checkpoints(self) -> None:
+        try:
+            twin = CheckpointTwin.read(self._directory)
+        except OSError as error:
+            self._note(ProblemKind.UNREADABLE_FILE, CheckpointTwin.NAME, str(error))
+            twin = None
+        if twin is not None and not twin.readable:
+            self._note(ProblemKind.DAMAGED_CHECKPOINT, CheckpointTwin.NAME, "it cannot be read")
+            twin = None
+        for name in CHECKPOINTS:
+            try:
+                found = CheckpointTwin.reconcile(twin, self._directory, name)
+            except OSError as error:
+                self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+                continue
+            if found.fault:
+                self._note(ProblemKind.DAMAGED_CHECKPOINT, name, found.fault)
+            elif found.foreign:
+                self._note(ProblemKind.STALE_CHECKPOINT, name, "its twin knows another one")
+
+    def _inspect_marker(self) -> None:
+        try:
+            left = CleanShutdown.read(self._directory)
+        except OSError as error:
+            name = Path(error.filename or "").name
+            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            return
+        if left.foreign:
+            self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
+
+    def _is_regular(self, name: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+            return self._directory.is_regular(name)
+        return True
+
+    def _inspect_partitions(
+        self, entries: Mapping[str, TopicEntry], directories: list[str]
+    ) -> None:
+        """Partitions that the catalogue names are there, and belong to the topic it names."""
+        found = partition_directories(directories)
+        for topic, entry in entries.items():
+            if entry.deleting or entry.creating_from >= 0:
+                self._note(
+                    ProblemKind.UNFINISHED_PLAN,
+                    Catalogue.NAME,
+                    f"topic {topic!r} is being {'deleted' if entry.deleting else 'made'}",
+                )
+                continue
+            for number in sorted(set(entry.numbers) - set(found.get(topic, ()))):
+                self._note(
+                    ProblemKind.MISSING_PARTITION,
+                    f"{topic}-{number}",
+                    f"{Catalogue.NAME} says that {topic!r} has {entry.partitions}",
+                )
+            for number in found.get(topic, ()):
+                self._inspect_topic_id(f"{topic}-{number}", entry)
+
+    def _inspect_topic_id(self, name: str, entry: TopicEntry) -> None:
+        directory = self._directory.below(name)
+        try:
+            topic_id = read_topic_id(directory)
+        except (NotALogError, OSError):
+            return  # the partition's own inspection says so
+        finally:
+            directory.close()
+        if topic_id is not None and topic_id != entry.id:
+            self._note(
+                ProblemKind.DAMAGED_METADATA,
+                f"{name}/{PARTITION_METADATA}",
+                f"it names {topic_id}; the catalogue has {entry.id}",
+            )

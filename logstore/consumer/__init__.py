@@ -1,0 +1,1 @@
+"""Consumers: Consumer, AsyncConsumer, assignors, group membership."""

@@ -1,0 +1,140 @@
+"""Source: one partition, as a consumer reads it.
+
+It hands out records in runs, straight from the scan.  `position` is the offset of the record that
+comes next, or None while that is not known yet.  What lies outside of the log is for the consumer
+to decide: OffsetOutOfRangeError, and LogTruncatedError if the log was truncated below the position.
+
+Used by the consumer's thread alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from logstore import _native
+from logstore.coordinators.lag import Pace
+from logstore.coordinators.offset_records import TopicPartition
+from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
+from logstore.partition.partition import Partition
+from logstore.partition.scan import Scan
+from logstore.partition.view import Cut
+from logstore.record import Record
+
+__all__ = ["Source"]
+
+INT64_MAX = (1 << 63) - 1
+
+
+class Source:
+    """Reads one partition from a position on."""
+
+    __slots__ = ("_committed", "_cut", "_on_corrupt", "_records", "_scan", "committed_offset",
+                 "log", "pace", "partition", "paused", "position")  # fmt: skip
+
+    def __init__(self, partition: TopicPartition, log: Partition, *, committed: bool,
+                 on_corrupt: str) -> None:  # fmt: skip
+        self.partition = partition
+        self.log = log
+        self.position: int | None = None
+        self.committed_offset = -1  # what this consumer last committed of it
+        self.paused = False
+        self.pace = Pace()
+        self._committed = committed
+        self._on_corrupt = on_corrupt
+        self._scan: Scan | None = None
+        self._records: Iterator[Record] | None = None
+        self._cut = log.cut  # the newest truncation when the position was chosen
+
+    @property
+    def end(self) -> int:
+        """As far as may be read now."""
+        return self.log.last_stable_offset if self._committed else self.log.end_offset
+
+    def seek(self, position: int | None, cut: Cut | None = None) -> None:
+        """Read on from there.
+
+        `cut` is the newest truncation from before the position was chosen.  It is left out if the
+        position follows from records of this source.
+        """
+        self.position = position
+        self._scan = self._records = None
+        if cut is not None:
+            self._cut = cut
+
+    def read(self, limit: int) -> list[Record]:
+        """The next records, at most `limit`; none when there are none yet.
+
+        What was read before an error is returned first; the error comes with the next call.
+        """
+        position = self.position
+        assert position is not None
+        records: list[Record] = []
+        try:
+            if self._records is None and not self._open(position):
+                return records
+            assert self._records is not None
+            records.extend(itertools.islice(self._records, limit))
+        except BaseException:
+            self._scan = self._records = None
+            if not records:
+                raise
+        if records:
+            self.position = records[-1].offset + 1
+        if len(records) < limit:
+            if self._scan is not None and not records:
+                # Offsets without a record: markers, aborted transactions, compaction.
+                self.position = max(position, self._scan.next_offset)
+            self._scan = self._records = None
+        return records
+
+    def run(self, limit: int) -> _native.SegmentScan | None:
+        """The scan's own iterator over the next `limit` offsets; None when there is none.
+
+        Its ``next_offset`` is the position from now on: whoever takes it calls `seek` with that in
+        the end.  For a reader that wants no more than the records as they are.
+        """
+        position = self.position
+        assert position is not None
+        if not self._open(position):
+            return None
+        log = self.log
+        ends = log.segment_for(position).end_offset
+        stop = min(self.end, position + limit, ends if ends > position else INT64_MAX)
+        self._scan = self._records = None
+        scan = iter(
+            log.scan(position, stop, isolation=self._isolation, on_corrupt=self._on_corrupt)
+        )
+        return scan if isinstance(scan, _native.SegmentScan) else None
+
+    @property
+    def _isolation(self) -> str:
+        return "read_committed" if self._committed else "read_uncommitted"
+
+    def _open(self, position: int) -> bool:
+        """Begin to read; False: nothing is there yet.  Raises when it is outside of the log."""
+        log = self.log
+        end = self.end
+        if log.cut is not self._cut:
+            self._check_cuts(position)
+        if position >= end:
+            if position > log.end_offset:
+                raise self._outside(position)
+            return False
+        if position < log.start_offset:
+            raise self._outside(position)
+        self._scan = log.scan(position, isolation=self._isolation, on_corrupt=self._on_corrupt)
+        self._records = iter(self._scan)
+        return True
+
+    def _check_cuts(self, position: int) -> None:
+        newest, lowest = self.log.cut, self._cut.lowest_since()
+        if lowest is not None and lowest < position:
+            raise LogTruncatedError(position, truncated_to=lowest, start=self.log.start_offset,
+                                    end=self.log.end_offset, where=self.log.name)  # fmt: skip
+        self._cut = newest
+
+    def _outside(self, position: int) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            position, start=self.log.start_offset, end=self.log.end_offset, where=self.log.name
+        )

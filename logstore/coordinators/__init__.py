@@ -1,0 +1,1 @@
+"""Groups, committed offsets and transactions of a store; no client code."""

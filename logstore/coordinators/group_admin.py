@@ -1,0 +1,343 @@
+"""Groups: what can be known of the groups of a store, and done about them from outside.
+
+    groups = Groups(store)
+    groups.commit("nightly", {("orders", 0): 1200})          # without a consumer
+    groups.describe("workers").state                         # 'Stable'
+    groups.reset_offsets("workers", to="earliest", dry_run=True)
+
+A store that is open readonly can be asked, not changed.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from logstore.clock import Clock, SystemClock
+from logstore.config import ConfigError
+from logstore.coordinators.group_coordinator import GroupCoordinator
+from logstore.coordinators.group_machine import GroupState, Transition
+from logstore.coordinators.group_protocol import Assignment, Subscription
+from logstore.coordinators.lag import Lag, lag_of
+from logstore.coordinators.offset_book import OffsetBook, Offsets, as_committed
+from logstore.coordinators.offset_records import CommittedOffset, GroupMetadata, TopicPartition
+from logstore.errors import LogStoreError, RebalanceError, UnknownTopicError
+from logstore.partition.partition import Partition
+from logstore.store.store import Store
+
+__all__ = ["GroupDescription", "GroupMemberDescription", "Groups", "OffsetReset"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupMemberDescription:
+    """One member of a group."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    topics: tuple[str, ...]
+    assignment: tuple[TopicPartition, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group: Kafka's name of its state, its members, and how it came there."""
+
+    group_id: str
+    state: str
+    generation: int
+    protocol_type: str
+    protocol: str | None
+    leader: str | None
+    coordinator_partition: int
+    members: tuple[GroupMemberDescription, ...]
+    history: tuple[Transition, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """What a reset does to one partition; `before` is None where nothing was committed."""
+
+    partition: TopicPartition
+    before: int | None
+    after: int
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        before = "-" if self.before is None else self.before
+        return f"{self.partition}: {before} -> {self.after} of [{self.start}, {self.end})"
+
+
+class Groups:
+    """The groups of a store.  Iterating gives their names.  Threads may share one."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._book = OffsetBook.of(store)
+        self._clock: Clock = store.clock or SystemClock()
+
+    @property
+    def _coordinator(self) -> GroupCoordinator:
+        return GroupCoordinator.of(self._store)
+
+    # ---- what is there ----
+
+    def names(self) -> list[str]:
+        """The names of all groups that have members or committed offsets."""
+        if self._store.readonly:
+            return self._book.groups()
+        return self._coordinator.group_ids()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __contains__(self, group_id: object) -> bool:
+        return group_id in self.names()
+
+    def describe(self, group_id: str) -> GroupDescription:
+        """State, members and history of a group; one that nobody knows is Dead, as in Kafka."""
+        number = self._book.partition_of(group_id) if self._book.partitions else 0
+        if self._store.readonly:
+            known = self._book.knows(group_id)
+            metadata = self._book.metadata(group_id) or GroupMetadata("", 0, None, None)
+            state = GroupState.STABLE if metadata.members else GroupState.EMPTY
+            history: tuple[Transition, ...] = ()
+        else:
+            with self._coordinator.locked(group_id) as machine:
+                known = bool(machine.members or machine.history) or self._book.knows(group_id)
+                metadata, state = machine.metadata(), machine.state
+                history = tuple(machine.history)
+        return GroupDescription(
+            group_id=group_id,
+            state=str(state if known else GroupState.DEAD),
+            generation=metadata.generation,
+            protocol_type=metadata.protocol_type,
+            protocol=metadata.protocol,
+            leader=metadata.leader,
+            coordinator_partition=number,
+            members=tuple(
+                GroupMemberDescription(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    _topics(member.subscription),
+                    _assignment(member.assignment),
+                )
+                for member in metadata.members
+            ),
+            history=history,
+        )
+
+    def history(self, group_id: str) -> tuple[Transition, ...]:
+        """The latest changes of a group's state, oldest first, each with its reason."""
+        return self.describe(group_id).history
+
+    def committed(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
+        """The committed offsets of a group."""
+        return self._book.committed(group_id)
+
+    def lag(self, group_id: str) -> dict[TopicPartition, Lag]:
+        """How far a group's committed offsets are behind the ends of their partitions."""
+        now = self._clock.time_ms()
+        found = {}
+        for tp, committed in sorted(self.committed(group_id).items()):
+            log = self._log(tp)
+            if log is not None:
+                found[tp] = lag_of(log, committed.offset, now_ms=now)
+        return found
+
+    def _log(self, tp: TopicPartition) -> Partition | None:
+        try:
+            return self._store[tp.topic][tp.partition]
+        except (UnknownTopicError, IndexError):
+            return None
+
+    # ---- changing ----
+
+    def commit(
+        self,
+        group_id: str,
+        offsets: Offsets,
+        *,
+        metadata: str = "",
+    ) -> None:
+        """Commit offsets without a consumer, all or none; durable when it returns.
+
+        `offsets`: the offset of the record that is wanted next, by (topic, partition).  Raises
+        UnknownTopicError and IndexError for partitions that do not exist, RebalanceError while the
+        group has members: then only they commit.
+        """
+        told = as_committed(offsets, self._clock.time_ms(), metadata)
+        for topic, number in told:
+            self._store[topic][number]  # raises
+        self._coordinator.commit(group_id, told)
+
+    def delete(self, group_id: str) -> None:
+        """Remove a group and its committed offsets.  RebalanceError while it has members."""
+        self._coordinator.delete_group(group_id)
+
+    def delete_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+        """Forget committed offsets of some partitions; RebalanceError while a member reads them."""
+        self._coordinator.delete_offsets(group_id, partitions)
+
+    def remove_member(
+        self, group_id: str, *, member_id: str = "", instance_id: str | None = None,
+        reason: str = "removed by an administrator",
+    ) -> None:  # fmt: skip
+        """Take a member out of a group, by its id or, for a static one, its instance id."""
+        error = self._coordinator.leave(
+            group_id, member_id=member_id, instance_id=instance_id, reason=reason
+        )
+        if error:
+            who = member_id or instance_id
+            raise RebalanceError(f"no member {who!r} to remove", group=group_id, code=error)
+
+    def expire_offsets(
+        self, now: int | datetime.datetime | None = None
+    ) -> dict[str, list[TopicPartition]]:
+        """Forget offsets that nobody has committed for seven days; what went, by group."""
+        now_ms = round(now.timestamp() * 1000) if isinstance(now, datetime.datetime) else now
+        return self._coordinator.expire_offsets(now_ms)
+
+    # ---- reset ----
+
+    def reset_offsets(
+        self,
+        group_id: str,
+        partitions: Iterable[str | tuple[str, int]] | None = None,
+        *,
+        to: str | None = None,
+        offset: int | None = None,
+        shift: int | None = None,
+        at: int | datetime.datetime | None = None,
+        ago: datetime.timedelta | float | None = None,
+        file: str | os.PathLike[str] | None = None,
+        dry_run: bool = False,
+    ) -> list[OffsetReset]:
+        """Move a group's offsets, in one of Kafka's eight ways; what changes, by partition.
+
+        - ``to="earliest"``, ``to="latest"``: the first record, or the end;
+        - ``to="current"``: what is committed, moved into the log if it is outside of it;
+        - ``offset=n``: that one;
+        - ``shift=n``: that much further, or back if negative;
+        - ``at=``: the first record at or after a time (a datetime, or int milliseconds);
+        - ``ago=``: the same, so long before now (a timedelta, or seconds);
+        - ``file=``: a CSV of topic,partition,offset, as Kafka's tool exports.
+
+        What would lie outside of the log becomes its nearest end.  `partitions`: topics, or (topic,
+        partition); those of the committed offsets when nothing is said.  ``dry_run=True`` only says
+        what would be done.  RebalanceError while the group has members, and for a group that does
+        not exist unless partitions are named.
+        """
+        given = [name for name, value in (("to", to), ("offset", offset), ("shift", shift),
+                 ("at", at), ("ago", ago), ("file", file)) if value is not None]  # fmt: skip
+        if len(given) != 1:
+            raise ConfigError(
+                f"reset_offsets takes one of to, offset, shift, at, ago, file; not "
+                f"{' and '.join(given) or 'none'}"
+            )
+        if to is not None and to not in ("earliest", "latest", "current"):
+            raise ConfigError(f"to is 'earliest', 'latest' or 'current', not {to!r}")
+        if group_id not in self and partitions is None and file is None:
+            raise RebalanceError(
+                "no such group, so that it has no offsets to move: name the partitions",
+                group=group_id,
+                code="GROUP_ID_NOT_FOUND",
+            )
+        before = self.committed(group_id)
+        wanted = _from_file(file) if file is not None else {}
+        chosen = list(wanted) if file is not None else self._scope(partitions, before)
+        if ago is not None:
+            at = self._clock.time_ms() - round(_span(ago).total_seconds() * 1000)
+        resets = []
+        for tp in sorted(chosen):
+            log = self._store[tp.topic][tp.partition]
+            start, end = log.start_offset, log.end_offset
+            known = before.get(tp)
+            if file is not None:
+                target = wanted[tp]
+            elif offset is not None:
+                target = offset
+            elif at is not None:
+                target = log.offset_for_time(at)
+            elif shift is not None or to == "current":
+                if known is None and shift is not None:
+                    raise ConfigError(f"{tp} has no committed offset of {group_id!r} to shift")
+                target = (end if known is None else known.offset) + (shift or 0)
+            else:
+                target = start if to == "earliest" else end
+            after = min(max(target, start), end)
+            resets.append(
+                OffsetReset(tp, None if known is None else known.offset, after, start, end)
+            )
+        if not dry_run and resets:
+            self._coordinator.commit(group_id, {each.partition: each.after for each in resets})
+        return resets
+
+    def _scope(
+        self,
+        partitions: Iterable[str | tuple[str, int]] | None,
+        committed: Mapping[TopicPartition, CommittedOffset],
+    ) -> Iterable[TopicPartition]:
+        if partitions is None:
+            return list(committed)
+        found = []
+        for each in [partitions] if isinstance(partitions, str) else partitions:
+            if isinstance(each, str):
+                found += [TopicPartition(each, log.number) for log in self._store[each]]
+            else:
+                self._store[each[0]][each[1]]  # raises
+                found.append(TopicPartition(*each))
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Groups of {str(self._store.path)!r}>"
+
+
+def _span(ago: datetime.timedelta | float) -> datetime.timedelta:
+    if isinstance(ago, datetime.timedelta):
+        return ago
+    try:
+        return datetime.timedelta(seconds=ago)
+    except TypeError:
+        raise TypeError(f"ago is a timedelta or seconds, not {ago!r}") from None
+    except (OverflowError, ValueError):
+        raise ConfigError(f"ago is a timedelta or seconds, not {ago!r}") from None
+
+
+def _topics(subscription: bytes) -> tuple[str, ...]:
+    try:
+        return Subscription.decode(subscription).topics
+    except LogStoreError:
+        return ()  # of another protocol
+
+
+def _assignment(assignment: bytes) -> tuple[TopicPartition, ...]:
+    try:
+        return Assignment.decode(assignment).partitions
+    except LogStoreError:
+        return ()
+
+
+def _from_file(path: str | os.PathLike[str]) -> dict[TopicPartition, int]:
+    """Offsets from a CSV of topic,partition,offset."""
+    found = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            if not row:
+                continue
+            try:
+                topic, partition, offset = (field.strip().strip('"') for field in row)
+                found[TopicPartition(topic, int(partition))] = int(offset)
+            except ValueError:
+                raise ConfigError(
+                    f"{os.fspath(path)}, line {number}: topic,partition,offset is expected, not "
+                    f"{','.join(row)!r}"
+                ) from None
+    return found

@@ -1,0 +1,834 @@
+"""GroupMachine: one consumer group as Kafka's classic protocol has it, without any I/O.
+
+Events go in (`join`, `sync`, `heartbeat`, `leave`, `expire`, `stored`), effects come out: answers
+to requests that were waiting, timers to set or to cancel, a record to write, members to tell that
+they should join again.  Nobody is called, nothing is written, and the only time is the caller's.
+
+    Empty --join--> PreparingRebalance --all joined, or time is up--> CompletingRebalance
+      ^                   ^   |                                             |
+      |   nobody is left  |   +<---- a member joins, leaves or expires <----+  the leader's
+      +-------------------+---------------- the same, later <---- Stable <--+  assignment is stored
+
+Invariants: the generation only grows, by one with each completed join phase.  In Stable every
+member has the assignment of this generation.  A request is answered exactly once.  Every change of
+state is in `history`, with its reason.
+
+Not for threads to share: the coordinator holds a lock for each group.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from logstore.coordinators.offset_records import GroupMetadata, MemberMetadata
+
+__all__ = [
+    "Answer",
+    "Arm",
+    "Disarm",
+    "Effect",
+    "GroupConfig",
+    "GroupMachine",
+    "GroupState",
+    "JoinReply",
+    "Member",
+    "Nudge",
+    "Request",
+    "StoreGroup",
+    "SyncReply",
+    "Transition",
+]
+
+HISTORY_KEPT = 200
+
+# Kafka's names of what can be wrong with a request.
+MEMBER_ID_REQUIRED = "MEMBER_ID_REQUIRED"
+UNKNOWN_MEMBER_ID = "UNKNOWN_MEMBER_ID"
+ILLEGAL_GENERATION = "ILLEGAL_GENERATION"
+REBALANCE_IN_PROGRESS = "REBALANCE_IN_PROGRESS"
+FENCED_INSTANCE_ID = "FENCED_INSTANCE_ID"
+INCONSISTENT_GROUP_PROTOCOL = "INCONSISTENT_GROUP_PROTOCOL"
+INVALID_SESSION_TIMEOUT = "INVALID_SESSION_TIMEOUT"
+GROUP_MAX_SIZE_REACHED = "GROUP_MAX_SIZE_REACHED"
+COORDINATOR_NOT_AVAILABLE = "COORDINATOR_NOT_AVAILABLE"
+
+
+class GroupState(enum.Enum):
+    """Where a group stands; the values are Kafka's names."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_ALLOWED_FROM = {
+    GroupState.EMPTY: {GroupState.PREPARING_REBALANCE},
+    GroupState.PREPARING_REBALANCE: {
+        GroupState.EMPTY,
+        GroupState.COMPLETING_REBALANCE,
+        GroupState.STABLE,
+    },
+    GroupState.COMPLETING_REBALANCE: {GroupState.PREPARING_REBALANCE},
+    GroupState.STABLE: {GroupState.COMPLETING_REBALANCE},
+    GroupState.DEAD: set(GroupState),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of state, and why."""
+
+    at_ms: int
+    source: GroupState
+    target: GroupState
+    generation: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"generation {self.generation}: {self.source} -> {self.target}: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """What a broker configures for all groups; Kafka's defaults, in milliseconds."""
+
+    # How long the first join of an empty group waits for others.  In one process they come at
+    # once, so that Kafka's 3 seconds would only be waited for: the coordinator has less.
+    initial_rebalance_delay_ms: int = 3_000
+    min_session_timeout_ms: int = 6_000
+    max_session_timeout_ms: int = 1_800_000
+    max_size: int = (1 << 31) - 1
+    # A new member whose join waits for others is not kept for longer than this.
+    new_member_timeout_ms: int = 300_000
+
+
+class Request:
+    """Something a member waits for: a join or a sync.  `done` gets the one answer."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, done: Callable[[JoinReply | SyncReply], object]) -> None:
+        self.done = done
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JoinReply:
+    """The answer to a join; `error` is "" or Kafka's name of what is wrong.
+
+    Only the leader gets `members`: their ids, instance ids and subscriptions.
+    """
+
+    member_id: str
+    error: str = ""
+    generation: int = -1
+    protocol: str | None = None
+    leader: str = ""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    skip_assignment: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SyncReply:
+    """The answer to a sync: the member's assignment."""
+
+    assignment: bytes = b""
+    error: str = ""
+    protocol: str | None = None
+
+
+# ---- effects ----
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a request."""
+
+    request: Request
+    reply: JoinReply | SyncReply
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arm:
+    """Call `expire` with this key when the time is up; one timer of the key replaces another."""
+
+    key: tuple[str, str]
+    delay_ms: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disarm:
+    """Forget the timer of this key."""
+
+    key: tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreGroup:
+    """Write the group's record, then call `stored`."""
+
+    metadata: GroupMetadata
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Nudge:
+    """Tell a member that it should join again: it would learn so from its next heartbeat."""
+
+    member_id: str
+
+
+Effect: TypeAlias = Answer | Arm | Disarm | StoreGroup | Nudge
+
+
+@dataclasses.dataclass(slots=True)
+class Member:
+    """One member."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]  # by preference
+    assignment: bytes = b""
+    joining: Request | None = None
+    syncing: Request | None = None
+    is_new: bool = True
+    generation: int = -1  # the latest that it joined; a static member may miss some
+
+    def supports(self, protocol: str) -> bool:
+        return any(name == protocol for name, _ in self.protocols)
+
+    def subscription(self, protocol: str | None) -> bytes:
+        """What it said about itself to this protocol."""
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
+class _Told(NamedTuple):
+    """What a member says of itself when it joins; the fields of Member in their order."""
+
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+JOIN = ("join", "")
+SYNC = ("sync", "")
+
+
+class GroupMachine:
+    """One group.  Every method returns the effects that are to be carried out, in order."""
+
+    def __init__(
+        self,
+        group_id: str,
+        config: GroupConfig | None = None,
+        *,
+        now_ms: int = 0,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self.group_id = group_id
+        self.config = config or GroupConfig()
+        self.state = GroupState.EMPTY
+        self.state_since_ms = now_ms
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}  # in the order of joining
+        self.static: dict[str, str] = {}  # instance id -> member id
+        self.pending: dict[str, None] = {}  # ids that were given out and have not joined yet
+        self.history: collections.deque[Transition] = collections.deque(maxlen=HISTORY_KEPT)
+        self._new_id = new_id
+        self._join_deadline_ms = 0  # of an initial join phase: how long it may be extended
+        self.unsynced: set[str] = set()  # have the new generation, not yet asked for an assignment
+        self._initial_waits = False  # a first join phase waits for more members
+        self._storing = False  # the leader's assignment is on its way to the log
+        self._effects: list[Effect] = []
+
+    # ---- loading ----
+
+    def load(self, metadata: GroupMetadata, now_ms: int) -> list[Effect]:
+        """Take over what the log says of it: with members it is Stable, without it is Empty."""
+        self.protocol_type = metadata.protocol_type or None
+        self.generation = metadata.generation
+        self.protocol, self.leader = metadata.protocol, metadata.leader
+        self.state_since_ms = metadata.timestamp if metadata.timestamp >= 0 else now_ms
+        for saved in metadata.members:
+            member = Member(
+                saved.member_id, saved.instance_id, saved.client_id, saved.client_host,
+                saved.session_timeout_ms, saved.rebalance_timeout_ms,
+                ((metadata.protocol or "", saved.subscription),), saved.assignment, is_new=False,
+                generation=metadata.generation,
+            )  # fmt: skip
+            self.members[member.member_id] = member
+            if member.instance_id is not None:
+                self.static[member.instance_id] = member.member_id
+            self._arm_session(member)
+        if self.members:
+            self.state = GroupState.STABLE
+        return self._take()
+
+    def metadata(self) -> GroupMetadata:
+        """What the log is to say of it."""
+        members = tuple(
+            MemberMetadata(
+                member.member_id, member.instance_id, member.client_id, member.client_host,
+                member.rebalance_timeout_ms, member.session_timeout_ms,
+                member.subscription(self.protocol), member.assignment,
+            )
+            for member in self.members.values()
+        )  # fmt: skip
+        return GroupMetadata(
+            self.protocol_type or "", self.generation, self.protocol, self.leader,
+            self.state_since_ms, members,
+        )  # fmt: skip
+
+    # ---- join ----
+
+    def join(
+        self,
+        request: Request,
+        now_ms: int,
+        *,
+        member_id: str,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+        protocol_type: str,
+        protocols: Sequence[tuple[str, bytes]],
+        id_first: bool = False,
+        reason: str = "",
+    ) -> list[Effect]:
+        """A member wants to be in the next generation.
+
+        `id_first`: a new one is only given an id, and joins again with it (as Kafka's clients do);
+        the id of one that never comes back is forgotten after its session's time-out.
+        """
+        config = self.config
+        told = _Told(instance_id, client_id, client_host, session_timeout_ms, rebalance_timeout_ms,
+                     tuple(protocols))  # fmt: skip
+        if self.state is GroupState.DEAD:
+            return self._refuse(request, member_id, COORDINATOR_NOT_AVAILABLE)
+        if not config.min_session_timeout_ms <= session_timeout_ms <= config.max_session_timeout_ms:
+            return self._refuse(request, member_id, INVALID_SESSION_TIMEOUT)
+        if not self._fits(member_id, told, protocol_type):
+            return self._refuse(request, member_id, INCONSISTENT_GROUP_PROTOCOL)
+        if not self._has_room(member_id, instance_id):
+            return self._refuse(request, member_id, GROUP_MAX_SIZE_REACHED)
+        if instance_id is not None and instance_id in self.static:
+            known = self.static[instance_id]
+            if not member_id:
+                return self._replace_static(request, now_ms, known, told, reason)
+            if member_id != known:
+                return self._refuse(request, member_id, FENCED_INSTANCE_ID)
+        if not member_id:
+            member_id = f"{instance_id if instance_id is not None else client_id}-{self._new_id()}"
+            if id_first and instance_id is None:
+                self.pending[member_id] = None
+                self._effects.append(Arm(("pending", member_id), session_timeout_ms))
+                self._answer(request, JoinReply(member_id, MEMBER_ID_REQUIRED))
+                return self._take()
+            self._add(request, now_ms, member_id, told, protocol_type, reason)
+            return self._take()
+        if member_id in self.pending:
+            self._forget_pending(member_id)
+            self._add(request, now_ms, member_id, told, protocol_type, reason)
+            return self._take()
+        member = self.members.get(member_id)
+        if member is None:
+            return self._refuse(request, member_id, UNKNOWN_MEMBER_ID)
+        self._join_again(request, now_ms, member, told, reason)
+        return self._take()
+
+    def _fits(self, member_id: str, told: _Told, protocol_type: str) -> bool:
+        """Whether a protocol is left that all would speak."""
+        if not protocol_type or not told.protocols:
+            return False
+        replaced = None if told.instance_id is None else self.static.get(told.instance_id)
+        others = [m for m in self.members.values() if m.member_id not in (member_id, replaced)]
+        if not others:
+            return True
+        if self.protocol_type is not None and protocol_type != self.protocol_type:
+            return False
+        return any(all(other.supports(name) for other in others) for name, _ in told.protocols)
+
+    def _has_room(self, member_id: str, instance_id: str | None) -> bool:
+        if member_id in self.members or (instance_id is not None and instance_id in self.static):
+            return True
+        if self.state is GroupState.PREPARING_REBALANCE:
+            return sum(m.joining is not None for m in self.members.values()) < self.config.max_size
+        return len(self.members) < self.config.max_size
+
+    def _add(self, request: Request, now_ms: int, member_id: str, told: _Told,
+             protocol_type: str, reason: str) -> None:  # fmt: skip
+        if not self.members:
+            self.protocol_type = protocol_type
+        member = Member(member_id, *told, joining=request)
+        first_ever = not self.members and self.state is GroupState.EMPTY
+        self.members[member_id] = member
+        if told.instance_id is not None:
+            self.static[told.instance_id] = member_id
+        if self.leader is None or self.leader not in self.members:
+            self.leader = member_id
+        self._effects.append(Arm(("session", member_id), self.config.new_member_timeout_ms))
+        why = f"{member_id} joined" + (f" ({reason})" if reason else "")
+        if first_ever:
+            self._begin_initial(now_ms, why)
+        elif self.state is GroupState.PREPARING_REBALANCE:
+            self._extend_initial(now_ms)
+            self._try_complete_join(now_ms)
+        else:
+            self._prepare(now_ms, why)
+
+    def _join_again(self, request: Request, now_ms: int, member: Member, told: _Told,
+                    reason: str) -> None:  # fmt: skip
+        changed = member.protocols != told.protocols
+        member.client_id, member.client_host = told.client_id, told.client_host
+        member.session_timeout_ms = told.session_timeout_ms
+        member.rebalance_timeout_ms = told.rebalance_timeout_ms
+        follower = member.member_id != self.leader
+        nothing_new = not changed and (
+            self.state is GroupState.COMPLETING_REBALANCE
+            or (self.state is GroupState.STABLE and follower)
+        )
+        why = f"{member.member_id} joined again" + (f" ({reason})" if reason else "")
+        if self.state is GroupState.PREPARING_REBALANCE:
+            self._park(member, request, told)
+            self._try_complete_join(now_ms)
+        elif self.state is GroupState.EMPTY:
+            self._answer(request, JoinReply(member.member_id, UNKNOWN_MEMBER_ID))
+        elif nothing_new:
+            self._answer(request, self._join_reply(member))
+            self._arm_session(member)
+        else:
+            self._park(member, request, told)
+            self._prepare(now_ms, why + (", with another subscription" if changed else ""))
+
+    def _park(self, member: Member, request: Request, told: _Told) -> None:
+        if member.joining is not None:
+            self._answer(member.joining, JoinReply(member.member_id, REBALANCE_IN_PROGRESS))
+        member.joining = request
+        member.protocols = told.protocols
+        # Whoever waits for us is alive.
+        self._effects.append(Disarm(("session", member.member_id)))
+
+    def _replace_static(self, request: Request, now_ms: int, old_id: str, told: _Told,
+                        reason: str) -> list[Effect]:  # fmt: skip
+        """A static member came back under a new id: the old one is fenced, its place stays."""
+        instance_id = told.instance_id
+        assert instance_id is not None
+        old = self.members[old_id]
+        new_id = f"{instance_id}-{self._new_id()}"
+        for waiting in (old.joining, old.syncing):
+            if waiting is not None:
+                reply: JoinReply | SyncReply = (
+                    JoinReply(old_id, FENCED_INSTANCE_ID)
+                    if waiting is old.joining
+                    else SyncReply(error=FENCED_INSTANCE_ID)
+                )
+                self._answer(waiting, reply)
+        was_joining = old.joining is not None
+        new = Member(new_id, *told, assignment=old.assignment, is_new=old.is_new)
+        # In the old one's place, so that the order of joining stays.
+        self.members = {
+            (new_id if key == old_id else key): (new if key == old_id else member)
+            for key, member in self.members.items()
+        }
+        self.static[instance_id] = new_id
+        if old_id in self.unsynced:
+            self.unsynced = {*self.unsynced, new_id} - {old_id}
+        if self.leader == old_id:
+            self.leader = new_id
+        self._effects.append(Disarm(("session", old_id)))
+        why = f"static member {instance_id} came back as {new_id}"
+        why += f" ({reason})" if reason else ""
+        if self.state is GroupState.STABLE and self._choose_protocol() == self.protocol:
+            self._arm_session(new)
+            self._effects.append(StoreGroup(self.metadata()))
+            reply_now = dataclasses.replace(self._join_reply(new), skip_assignment=True)
+            self._answer(request, reply_now)
+        elif self.state is GroupState.PREPARING_REBALANCE:
+            new.joining = request
+            if was_joining:
+                self._effects.append(Disarm(("session", new_id)))
+            self._try_complete_join(now_ms)
+        elif self.state is GroupState.EMPTY:  # it cannot have members
+            raise AssertionError("an empty group with a static member")
+        else:
+            new.joining = request
+            self._prepare(now_ms, why)
+        return self._take()
+
+    # ---- the join phase ----
+
+    def _begin_initial(self, now_ms: int, reason: str) -> None:
+        self._move(GroupState.PREPARING_REBALANCE, now_ms, reason)
+        delay = min(self.config.initial_rebalance_delay_ms, self._rebalance_timeout_ms())
+        self._join_deadline_ms = now_ms + self._rebalance_timeout_ms()
+        if delay > 0:
+            self._effects.append(Arm(JOIN, delay))
+            self._initial_waits = True
+        else:
+            self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+            self._try_complete_join(now_ms)
+
+    def _extend_initial(self, now_ms: int) -> None:
+        """While new members keep coming, the first rebalance of a group waits for more."""
+        if self._initial_waits:
+            left = max(0, self._join_deadline_ms - now_ms)
+            self._effects.append(Arm(JOIN, min(self.config.initial_rebalance_delay_ms, left)))
+
+    def _prepare(self, now_ms: int, reason: str) -> None:
+        """Everybody has to join again."""
+        if self.state is GroupState.COMPLETING_REBALANCE:
+            for member in self.members.values():
+                member.assignment = b""
+                self._end_sync(member, SyncReply(error=REBALANCE_IN_PROGRESS))
+        self._effects.append(Disarm(SYNC))
+        self.unsynced.clear()
+        self._storing = False
+        self._initial_waits = False
+        self._move(GroupState.PREPARING_REBALANCE, now_ms, reason)
+        self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+        for member in self.members.values():
+            if member.joining is None:
+                self._effects.append(Nudge(member.member_id))
+        self._try_complete_join(now_ms)
+
+    def _try_complete_join(self, now_ms: int) -> None:
+        if self.state is not GroupState.PREPARING_REBALANCE or self._initial_waits:
+            return
+        if self.pending or any(member.joining is None for member in self.members.values()):
+            return
+        self._complete_join(now_ms, "all members joined")
+
+    def _complete_join(self, now_ms: int, reason: str) -> None:
+        """The join phase is over: whoever is here makes the next generation."""
+        self._initial_waits = False
+        late = [m for m in self.members.values() if m.joining is None and m.instance_id is None]
+        for member in late:
+            self._forget(member)
+        if late:
+            reason = f"{reason}; without {', '.join(m.member_id for m in late)}, which did not join"
+        present = [m for m in self.members.values() if m.joining is not None]
+        if not present and self.members:
+            # Only static members are left, and none is here: they have until their sessions end.
+            self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+            return
+        self._effects.append(Disarm(JOIN))
+        self.unsynced.clear()
+        self.generation += 1
+        if not self.members:
+            self.protocol = self.leader = None
+            self._move(GroupState.EMPTY, now_ms, reason if late else "the last member is gone")
+            self._effects.append(StoreGroup(self.metadata()))
+            return
+        if self.leader not in self.members or self.members[self.leader].joining is None:
+            self.leader = present[0].member_id
+        self.protocol = self._choose_protocol()
+        self._move(GroupState.COMPLETING_REBALANCE, now_ms, reason)
+        self._effects.append(Arm(SYNC, self._rebalance_timeout_ms()))
+        for member in present:
+            assert member.joining is not None
+            self._answer(member.joining, self._join_reply(member))
+            member.joining = None
+            member.is_new = False
+            self.unsynced.add(member.member_id)
+            self._arm_session(member)
+
+    def _choose_protocol(self) -> str:
+        """Of those that all support, the one that most prefer; the first one's choice on a tie."""
+        common = [
+            name
+            for name, _ in next(iter(self.members.values())).protocols
+            if all(member.supports(name) for member in self.members.values())
+        ]
+        votes: dict[str, int] = dict.fromkeys(common, 0)
+        for member in self.members.values():
+            favourite = next((name for name, _ in member.protocols if name in votes), None)
+            if favourite is not None:
+                votes[favourite] += 1
+        return max(common, key=lambda name: votes[name]) if common else (self.protocol or "")
+
+    def _join_reply(self, member: Member) -> JoinReply:
+        """Return the answer that takes a member into this generation."""
+        member.generation = self.generation
+        members: tuple[tuple[str, str | None, bytes], ...] = ()
+        if member.member_id == self.leader:
+            members = tuple(
+                (each.member_id, each.instance_id, each.subscription(self.protocol))
+                for each in self.members.values()
+            )
+        return JoinReply(member.member_id, "", self.generation, self.protocol, self.leader or "",
+                         members)  # fmt: skip
+
+    # ---- sync ----
+
+    def sync(
+        self,
+        request: Request,
+        now_ms: int,
+        *,
+        member_id: str,
+        generation: int,
+        instance_id: str | None = None,
+        assignments: Iterable[tuple[str, bytes]] = (),
+    ) -> list[Effect]:
+        """A member wants its assignment; the leader brings those of all."""
+        error = self._check(member_id, generation, instance_id)
+        if not error and self.state is GroupState.EMPTY:
+            error = UNKNOWN_MEMBER_ID
+        if not error and self.state is GroupState.PREPARING_REBALANCE:
+            error = REBALANCE_IN_PROGRESS
+        if error:
+            self._answer(request, SyncReply(error=error))
+            return self._take()
+        member = self.members[member_id]
+        self.unsynced.discard(member_id)
+        if self.state is GroupState.STABLE:
+            if not self.unsynced:
+                self._effects.append(Disarm(SYNC))
+            self._answer(request, SyncReply(member.assignment, "", self.protocol))
+            self._arm_session(member)
+            return self._take()
+        self._end_sync(member, SyncReply(error=REBALANCE_IN_PROGRESS))
+        member.syncing = request
+        self._effects.append(Disarm(("session", member_id)))
+        if member_id == self.leader and not self._storing:
+            given = dict(assignments)
+            for each in self.members.values():
+                each.assignment = given.get(each.member_id, b"")
+            self._storing = True
+            self._effects.append(StoreGroup(self.metadata()))
+        return self._take()
+
+    def stored(self, now_ms: int, error: str = "") -> list[Effect]:
+        """The group's record is in the log, or could not be written: `error` says why."""
+        if self.state is not GroupState.COMPLETING_REBALANCE or not self._storing:
+            return self._take()
+        self._storing = False
+        if error:
+            for member in self.members.values():
+                member.assignment = b""
+                self._end_sync(member, SyncReply(error=COORDINATOR_NOT_AVAILABLE))
+            self._prepare(now_ms, f"the assignment could not be stored: {error}")
+            return self._take()
+        self._move(GroupState.STABLE, now_ms, f"{self.leader} assigned by {self.protocol}")
+        for member in self.members.values():
+            self._end_sync(member, SyncReply(member.assignment, "", self.protocol))
+        if not self.unsynced:
+            self._effects.append(Disarm(SYNC))
+        return self._take()
+
+    def _end_sync(self, member: Member, reply: SyncReply) -> None:
+        if member.syncing is not None:
+            self._answer(member.syncing, reply)
+            member.syncing = None
+            self._arm_session(member)
+
+    # ---- heartbeat, leave, commit ----
+
+    def heartbeat(
+        self, now_ms: int, *, member_id: str, generation: int, instance_id: str | None = None
+    ) -> tuple[str, list[Effect]]:
+        """A member is alive: "" or what it has to know."""
+        error = self._check(member_id, generation, instance_id)
+        if not error and self.state is GroupState.EMPTY:
+            error = UNKNOWN_MEMBER_ID
+        if error:
+            return error, []
+        self._arm_session(self.members[member_id])
+        if self.state is GroupState.PREPARING_REBALANCE:
+            error = REBALANCE_IN_PROGRESS
+        return error, self._take()
+
+    def leave(
+        self, now_ms: int, *, member_id: str = "", instance_id: str | None = None, reason: str = ""
+    ) -> tuple[str, list[Effect]]:
+        """A member goes; with an instance id alone, someone else says that it is gone."""
+        if self.state is GroupState.DEAD:
+            return COORDINATOR_NOT_AVAILABLE, []
+        if not member_id and instance_id is not None:
+            member_id = self.static.get(instance_id, "")
+        if member_id in self.pending:
+            self._forget_pending(member_id)
+            self._try_complete_join(now_ms)
+            return "", self._take()
+        member = self.members.get(member_id)
+        if member is None:
+            return UNKNOWN_MEMBER_ID, []
+        if instance_id is not None and self.static.get(instance_id) != member_id:
+            return FENCED_INSTANCE_ID, []
+        self._remove(member, now_ms, f"{member_id} left" + (f" ({reason})" if reason else ""))
+        return "", self._take()
+
+    def check_commit(
+        self, member_id: str, generation: int, instance_id: str | None = None, *,
+        transactional: bool = False, held: bool = False,
+    ) -> str:  # fmt: skip
+        """Whether offsets may be committed: "" or why not.  Without member and generation it is
+        someone outside of the group.
+
+        `held`: the member has held the partitions since `generation` or before.  It declared so in
+        every join since, and a cooperative assignor gives a declared partition to nobody else.  So
+        the commit is valid also if the member has not received the answer to its latest join, or
+        the leader has not assigned yet.  It is refused if the member missed the latest generation.
+        """
+        if self.state is GroupState.DEAD:
+            return COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and not member_id and instance_id is None:
+            return "" if self.state is GroupState.EMPTY or transactional else UNKNOWN_MEMBER_ID
+        error = self._check(member_id, generation, instance_id)
+        if not error and self.state is GroupState.COMPLETING_REBALANCE and not transactional:
+            error = REBALANCE_IN_PROGRESS
+        if (
+            held
+            and error in (ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS)
+            and self.members[member_id].generation == self.generation
+        ):
+            return ""
+        return error
+
+    def _check(self, member_id: str, generation: int, instance_id: str | None) -> str:
+        if self.state is GroupState.DEAD:
+            return COORDINATOR_NOT_AVAILABLE
+        if instance_id is not None:
+            known = self.static.get(instance_id)
+            if known is None:
+                return UNKNOWN_MEMBER_ID
+            if known != member_id:
+                return FENCED_INSTANCE_ID
+        if member_id not in self.members:
+            return UNKNOWN_MEMBER_ID
+        if generation != self.generation:
+            return ILLEGAL_GENERATION
+        return ""
+
+    # ---- time ----
+
+    def expire(self, key: tuple[str, str], now_ms: int) -> list[Effect]:
+        """A timer that was armed is up."""
+        kind, member_id = key
+        if kind == "pending":
+            if member_id in self.pending:
+                del self.pending[member_id]
+                self._try_complete_join(now_ms)
+        elif kind == "session":
+            member = self.members.get(member_id)
+            waits = member is not None and (member.joining or member.syncing)
+            if member is not None and (member.is_new or not waits):
+                self._remove(member, now_ms, f"{member_id} was not heard of for "
+                             f"{member.session_timeout_ms} ms")  # fmt: skip
+        elif key == JOIN and self.state is GroupState.PREPARING_REBALANCE:
+            if self._initial_waits and not self._everybody_joined():
+                # An id was given out that has not come back: it may, within the time.
+                self._initial_waits = False
+                left = max(1, self._join_deadline_ms - now_ms)
+                self._effects.append(Arm(JOIN, left))
+            else:
+                over = self._initial_waits
+                self._initial_waits = False
+                self._complete_join(
+                    now_ms, "the first members joined" if over else "the time to join is up"
+                )
+        elif key == SYNC and self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
+            late = [m for m in self.members.values() if m.member_id in self.unsynced]
+            for member in late:
+                self._forget(member)
+            names = ", ".join(member.member_id for member in late)
+            if late:
+                self._prepare(now_ms, f"{names} did not ask for an assignment in time")
+        return self._take()
+
+    def _everybody_joined(self) -> bool:
+        return not self.pending and all(m.joining is not None for m in self.members.values())
+
+    def kill(self, now_ms: int, reason: str) -> list[Effect]:
+        """The group is no more: whoever waits is told."""
+        for member in list(self.members.values()):
+            self._forget(member, COORDINATOR_NOT_AVAILABLE)
+        for member_id in list(self.pending):
+            self._forget_pending(member_id)
+        self._effects += [Disarm(JOIN), Disarm(SYNC)]
+        self._move(GroupState.DEAD, now_ms, reason)
+        return self._take()
+
+    # ---- how ----
+
+    def _remove(self, member: Member, now_ms: int, reason: str) -> None:
+        self._forget(member)
+        if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+            self._prepare(now_ms, reason)
+        elif self.state is GroupState.PREPARING_REBALANCE:
+            if not self.members and not self.pending:
+                self._complete_join(now_ms, reason)
+            else:
+                self._try_complete_join(now_ms)
+
+    def _forget(self, member: Member, error: str = UNKNOWN_MEMBER_ID) -> None:
+        """Take a member out; what it waits for is answered."""
+        if member.joining is not None:
+            self._answer(member.joining, JoinReply(member.member_id, error))
+            member.joining = None
+        if member.syncing is not None:
+            self._answer(member.syncing, SyncReply(error=error))
+            member.syncing = None
+        self.members.pop(member.member_id, None)
+        self.unsynced.discard(member.member_id)
+        if member.instance_id is not None and self.static.get(member.instance_id) == member.member_id:  # noqa: E501  # fmt: skip
+            del self.static[member.instance_id]
+        if self.leader == member.member_id:
+            joined = (m.member_id for m in self.members.values())
+            self.leader = next(joined, None)
+        self._effects.append(Disarm(("session", member.member_id)))
+
+    def _forget_pending(self, member_id: str) -> None:
+        del self.pending[member_id]
+        self._effects.append(Disarm(("pending", member_id)))
+
+    def _refuse(self, request: Request, member_id: str, error: str) -> list[Effect]:
+        self._answer(request, JoinReply(member_id, error))
+        return self._take()
+
+    def _answer(self, request: Request, reply: JoinReply | SyncReply) -> None:
+        self._effects.append(Answer(request, reply))
+
+    def _arm_session(self, member: Member) -> None:
+        self._effects.append(Arm(("session", member.member_id), member.session_timeout_ms))
+
+    def _rebalance_timeout_ms(self) -> int:
+        """Of the group: the longest that a member asked for."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    def _move(self, target: GroupState, now_ms: int, reason: str) -> None:
+        source = self.state
+        assert source in _ALLOWED_FROM[target], f"{source} -> {target}: {reason}"
+        self.state = target
+        self.state_since_ms = now_ms
+        self.history.append(Transition(now_ms, source, target, self.generation, reason))
+
+    def _take(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def __repr__(self) -> str:
+        return (
+            f"<GroupMachine {self.group_id!r} {self.state} generation {self.generation} "
+            f"of {len(self.members)} members>"
+        )

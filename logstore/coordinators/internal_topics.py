@@ -1,0 +1,63 @@
+"""The topics in which Kafka keeps its own state, and which partition keeps whose.
+
+Their names and numbers of partitions are Kafka's defaults, so that a broker that takes the
+directory over finds groups and transactions where it looks for them.  Their segments are smaller
+than Kafka's 100 MiB: the active segment is never compacted, and is read when a group is first asked
+for.  A topic that exists is taken as it is, with its settings and however many partitions it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from logstore.store.store import Store
+from logstore.store.topic import Topic
+
+__all__ = [
+    "CONSUMER_OFFSETS",
+    "INTERNAL_TOPICS",
+    "TRANSACTION_STATE",
+    "coordinator_partition",
+    "internal_topic",
+]
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+PARTITIONS = 50
+SEGMENT_BYTES = 4 << 20  # some 40,000 commits
+INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
+    CONSUMER_OFFSETS: {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": SEGMENT_BYTES,
+    },
+    TRANSACTION_STATE: {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "segment.bytes": SEGMENT_BYTES,
+    },
+}
+
+
+def coordinator_partition(name: str, partitions: int) -> int:
+    """The partition that keeps a group or a transactional id: Java's hash of the string.
+
+    >>> coordinator_partition("group1", 50), coordinator_partition("my-group", 50)
+    (40, 12)
+    """
+    units = name.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    if code >= 1 << 31:
+        code = (1 << 32) - code
+    return (0 if code == 1 << 31 else code) % partitions
+
+
+def internal_topic(store: Store, name: str) -> Topic:
+    """One of the two topics; declared when it is missing.
+
+    Its partitions are made when they are first written to: ``store.make_partition(name, number)``.
+    """
+    return store.declare_topic(name, PARTITIONS, config=INTERNAL_TOPICS[name])

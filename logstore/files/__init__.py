@@ -1,0 +1,1 @@
+"""Files and directories: small checksummed files, the directory lock, the disk reserve."""

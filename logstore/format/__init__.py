@@ -1,0 +1,1 @@
+"""Kafka's bytes: batches, validation, index entries, wire types, codecs."""

@@ -1,0 +1,150 @@
+"""BatchEncoder: records into raw Kafka batches, in memory, away from any log.
+
+For who prepares records in one place and appends them in another with `Partition.append_batch`: a
+task of a cluster, a client of the wire.  The batches have offsets from 0, no leader epoch and no
+producer; the log gives them their place, `with_producer` a producer.
+
+Not for threads to share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from logstore import _native
+from logstore.config import ConfigError, PartitionConfig
+from logstore.format import codecs
+from logstore.record import BytesColumn
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["BatchEncoder", "builder_settings", "codec_number"]
+
+ARENA_BYTES = 1 << 20  # encoded when so much has come together; until then it can grow no further
+
+
+class BatchEncoder(_native.Builder):
+    """Records in, raw batches out.
+
+    ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` are those of
+    a Writer.  `config` says how large a batch may be; `take` gives what has come together.
+    """
+
+    def __new__(
+        cls,
+        *,
+        batch_bytes: int = 1 << 18,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        config: PartitionConfig | Mapping[str, Any] | None = None,
+    ) -> Self:
+        of = PartitionConfig.of(config)
+        settings = builder_settings(of, codec_number(compression, of), compression_level,
+                                    batch_bytes=batch_bytes, write_bytes=ARENA_BYTES)  # fmt: skip
+        return super().__new__(cls, **settings, clock=None)
+
+    def __init__(
+        self,
+        *,
+        batch_bytes: int = 1 << 18,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        config: PartitionConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        self._full: list[bytes] = []
+        self._full_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<BatchEncoder {self.size_bytes} bytes>"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that `take` would give, but for the compression of what is not yet a batch."""
+        return self._full_bytes + self._size_bytes
+
+    def append_columns(
+        self,
+        values: BytesColumn,
+        *,
+        keys: BytesColumn | None = None,
+        timestamps: npt.NDArray[np.int64] | None = None,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add a record for every row, or for those in `rows` and in that order.
+
+        A timestamp of -2**63 means now.  Raises what `append` raises; rows before the bad one have
+        been added then.
+        """
+        if timestamps is not None and (timestamps.dtype != "int64" or timestamps.ndim != 1):
+            raise TypeError(f"timestamps must be int64 milliseconds, not {timestamps.dtype}")
+        if rows is not None and (rows.dtype != "int64" or rows.ndim != 1):
+            raise TypeError(f"rows must be int64 numbers, not {rows.dtype}")
+        self._append_columns(
+            values.buffers,
+            None if keys is None else keys.buffers,
+            None if timestamps is None else timestamps.copy(order="C").data,
+            None if rows is None else rows.copy(order="C").data,
+        )
+
+    def take(self) -> bytes:
+        """All batches so far, one behind the other; the encoder is empty afterwards."""
+        self._hand_over()
+        batches = self._full[0] if len(self._full) == 1 else b"".join(self._full)
+        self._full.clear()
+        self._full_bytes = 0
+        return batches
+
+    def _hand_over(self) -> None:
+        """Called by append when the arena is full."""
+        encoded = self._encoded()
+        if encoded:
+            self._full.append(encoded)
+            self._full_bytes += len(encoded)
+
+
+def codec_number(name: str | None, config: PartitionConfig) -> int:
+    """The codec that a name and a partition's configuration mean."""
+    if name is None:
+        name = "none" if config.compression_type == "producer" else config.compression_type
+    if name not in codecs.CODECS:
+        raise ConfigError(f"compression must be one of {', '.join(codecs.CODECS)}, not {name!r}")
+    return codecs.CODECS[name]
+
+
+def builder_settings(
+    config: PartitionConfig, codec: int, level: int | None, *, batch_bytes: int, write_bytes: int
+) -> dict[str, Any]:
+    """What a builder of batches for a log of this configuration is made with, but for its clock.
+
+    Its contents always fit into one segment, and can be read again.  It compresses as hard as
+    `level` says, else as the configuration does.  Raises what a missing package or a bad level
+    raises: now, and not when a batch is full.
+    """
+    if batch_bytes <= 0:
+        raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
+    largest = min(config.max_message_bytes, config.segment_bytes)
+    if codec:
+        largest = min(largest, config.max_decompressed_message_bytes)
+    levels = {number: config.compression_level(name) for name, number in codecs.CODECS.items()}
+    if level is not None:
+        levels = dict.fromkeys(levels, level)
+
+    def compress(number: int, payload: memoryview) -> bytes:
+        return codecs.compress(number, payload, levels[number])
+
+    if codec or level is not None:
+        compress(codec, memoryview(b""))
+    return {
+        "batch_bytes": min(batch_bytes, largest),
+        "batch_bytes_max": largest,
+        # Handed over beyond this, so it holds at most this and one batch more.
+        "arena_bytes": max(1, min(write_bytes, config.segment_bytes - largest)),
+        "codec": codec,
+        "compress": compress,
+        "lent_lz4": codecs.is_default_lz4(codec, levels[codec]),
+        "before_max_ms": config.message_timestamp_before_max_ms,
+        "after_max_ms": config.message_timestamp_after_max_ms,
+    }

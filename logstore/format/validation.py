@@ -1,0 +1,179 @@
+"""Raw batches from outside: checked, and made ready to be appended.
+
+A client's batch is believed in nothing: checksum, sizes, every record's lengths, offsets and time
+are looked at before the log's lock is taken.  What then remains is to give it its place, which
+needs no new checksum unless the log sets the time.  A follower's batches were checked by their
+leader and are kept byte for byte; only that they arrived whole is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from logstore import _native
+from logstore.config import PartitionConfig
+from logstore.errors import InvalidRecordError, RecordTooLargeError, UnsupportedFormatError
+from logstore.format import codecs
+from logstore.format.batch import (
+    CODEC,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    BatchHeader,
+    EndMarker,
+    split,
+    verify,
+    with_header,
+)
+
+__all__ = ["AppendedBatches", "check_copied", "check_produced", "place"]
+
+_PLACE = struct.Struct(">qii")
+
+
+class AppendedBatches(NamedTuple):
+    """Where raw batches are in the log."""
+
+    offsets: range
+    timestamp: int  # the time the log gave them; -1 when they keep their own
+    duplicate: bool  # nothing was appended: the batch was there before, at these offsets
+
+
+def check_produced(
+    data: bytes, config: PartitionConfig, now_ms: int
+) -> list[tuple[BatchHeader, bytes]]:
+    """A client's batches, as they may be appended by a leader; offsets are still theirs.
+
+    Recompressed when the topic asks for another codec.  Raises InvalidRecordError,
+    RecordTooLargeError, UnsupportedFormatError.
+    """
+    batches = [_checked(header, raw, config, now_ms) for header, raw in split(data)]
+    if not batches:
+        raise InvalidRecordError("no batch to append")
+    if len(batches) > 1 and any(header.has_producer for header, _ in batches):
+        # A retry is recognised batch by batch, and is answered with one range of offsets.
+        raise InvalidRecordError(
+            f"{len(batches)} batches of an idempotent producer at once: append them one by one"
+        )
+    return batches
+
+
+def _checked(
+    header: BatchHeader, raw: bytes, config: PartitionConfig, now_ms: int
+) -> tuple[BatchHeader, bytes]:
+    verify(header, raw)
+    _check_size(raw, config)
+    _check_attributes(header)
+    payload = raw[HEADER_BYTES:]
+    if header.codec:
+        payload = _unpacked(header, payload, config)
+    least, greatest, keyless = _native.check_records(raw, payload)
+    if keyless and "compact" in config.cleanup_policy:
+        raise InvalidRecordError(f"{keyless} records without a key in a compacted topic")
+    if config.message_timestamp_type == "CreateTime":
+        _check_times(least, greatest, config, now_ms)
+    changed = header
+    if greatest != header.max_timestamp:
+        changed = header._replace(max_timestamp=greatest)
+    codec = _target_codec(header, config)
+    if codec != header.codec:
+        changed = changed._replace(attributes=header.attributes & ~CODEC | codec)
+        raw = with_header(changed, codecs.compress(codec, payload) if codec else payload)
+        _check_size(raw, config)
+    elif changed is not header:
+        raw = with_header(changed, raw[HEADER_BYTES:])
+    return (header, raw) if changed is header else (BatchHeader.parse(raw), raw)
+
+
+def _check_size(raw: bytes, config: PartitionConfig) -> None:
+    limit = min(config.max_message_bytes, config.segment_bytes)
+    if len(raw) > limit:
+        raise RecordTooLargeError(len(raw), limit)
+
+
+def _check_attributes(header: BatchHeader) -> None:
+    if header.control:
+        raise InvalidRecordError("a control batch from a client; use end_transaction()")
+    if header.log_append_time or header.has_delete_horizon:
+        raise InvalidRecordError(
+            f"attributes {header.attributes:#06x}: LogAppendTime and a delete horizon are the "
+            f"log's to set"
+        )
+    if header.has_producer and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise InvalidRecordError(
+            f"producer {header.producer_id} without an epoch or a sequence "
+            f"({header.producer_epoch}, {header.base_sequence})"
+        )
+    if header.transactional and not header.has_producer:
+        raise InvalidRecordError("a transactional batch without a producer id")
+    if header.record_count < 1:
+        raise InvalidRecordError(f"a batch of {header.record_count} records")
+
+
+def _unpacked(header: BatchHeader, payload: bytes, config: PartitionConfig) -> bytes:
+    if header.codec not in codecs.CODECS.values():
+        raise UnsupportedFormatError(f"unknown compression {header.codec}")
+    try:
+        return codecs.decompress(header.codec, payload, config.max_decompressed_message_bytes)
+    except codecs.CodecError as error:
+        raise InvalidRecordError(f"the records cannot be decompressed: {error}") from error
+
+
+def _check_times(least: int, greatest: int, config: PartitionConfig, now_ms: int) -> None:
+    before, after = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
+    if least >= 0 and now_ms - least > before:
+        raise InvalidRecordError(
+            f"a record's time {least} is {now_ms - least} ms in the past; "
+            f"message.timestamp.before.max.ms is {before}"
+        )
+    if greatest - now_ms > after:
+        raise InvalidRecordError(
+            f"a record's time {greatest} is {greatest - now_ms} ms in the future; "
+            f"message.timestamp.after.max.ms is {after}"
+        )
+
+
+def _target_codec(header: BatchHeader, config: PartitionConfig) -> int:
+    if config.compression_type == "producer":
+        return header.codec
+    return codecs.CODECS["none" if config.compression_type == "uncompressed" else
+                         config.compression_type]  # fmt: skip
+
+
+def place(
+    batches: list[tuple[BatchHeader, bytes]], offset: int, leader_epoch: int, append_time: int
+) -> tuple[bytes, list[tuple[BatchHeader, EndMarker | None]]]:
+    """The batches with offsets from `offset` on; with `append_time` >= 0 they get that time."""
+    pieces: list[bytes] = []
+    headers: list[tuple[BatchHeader, EndMarker | None]] = []
+    for header, raw in batches:
+        placed = header._replace(base_offset=offset, leader_epoch=leader_epoch)
+        if append_time >= 0:
+            placed = placed._replace(
+                attributes=header.attributes | LOG_APPEND_TIME,
+                max_timestamp=append_time,
+            )
+            pieces.append(with_header(placed, raw[HEADER_BYTES:]))
+        else:
+            pieces += (_PLACE.pack(offset, header.length, leader_epoch), raw[_PLACE.size :])
+        headers.append((placed, None))
+        offset = placed.next_offset
+    return b"".join(pieces), headers
+
+
+def check_copied(data: bytes) -> list[tuple[BatchHeader, EndMarker | None]]:
+    """A leader's batches, to be appended as they are: whole, sound, and in order."""
+    headers: list[tuple[BatchHeader, EndMarker | None]] = []
+    for header, raw in split(data):
+        verify(header, raw)
+        if header.leader_epoch < 0:
+            raise InvalidRecordError(
+                f"the batch of offset {header.base_offset} has no leader epoch: no log gave it one"
+            )
+        if headers and header.base_offset < headers[-1][0].next_offset:
+            raise InvalidRecordError(
+                f"a batch of offset {header.base_offset} behind one that ends at "
+                f"{headers[-1][0].last_offset}"
+            )
+        headers.append((header, EndMarker.parse(raw) if header.control else None))
+    return headers

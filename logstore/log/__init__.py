@@ -1,0 +1,1 @@
+"""The files of one partition: segments, side files, state, producers, retention."""

@@ -1,0 +1,736 @@
+"""Segment: the records from one base offset on, in three or four files that move together.
+
+Invariant: the log is the truth, the indexes are hints.  An entry is added only after its batch is
+in the .log file; yet after a power cut an index may be short or run past the log, since the kernel
+writes pages back in any order.  So a landing is always checked, and a bad index only costs time.
+
+A segment knows nothing of its neighbours: rolling, retention and locking belong to Partition.
+Reading needs no lock.  Descriptor and indexes are loaded on first use and dropped by `release`, so
+that a partition of many segments stays small.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from logstore import _native
+from logstore.config import PartitionConfig
+from logstore.errors import CorruptLogError, UnsupportedFormatError
+from logstore.files.directory import Directory, segment_name
+from logstore.format import codecs
+from logstore.format.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.log.segment_digest import FileDigest, SegmentDigest, digest
+from logstore.log.segment_summary import NO_TIME, UNKNOWN_TIME, SegmentSummary
+from logstore.record import Record
+
+__all__ = ["Segment", "SegmentContents", "used_entries"]
+
+RELATIVE_MAX = (1 << 31) - 1
+OFFSET_MAX = (1 << 63) - 2  # so that the offset after it can still be told
+_EPOCH = struct.Struct(">iq")
+READ_BYTES = 256 << 10
+STEP_BYTES = 8 << 20  # read between two looks at signals
+
+
+def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
+    """The C scan calls this for a compressed batch.
+
+    For the scan a ValueError is damage, unless it is an UnsupportedFormatError.
+    """
+    return codecs.decompress(codec, payload, max_bytes)
+
+
+class SegmentContents(NamedTuple):
+    """What a walk over a .log file found: its valid prefix and the indexes that belong to it."""
+
+    position: int  # everything below is sound
+    next_offset: int
+    batches: int
+    producers: int  # of these, batches with a producer id and control batches
+    first_timestamp: int
+    max_timestamp: int
+    max_timestamp_offset: int
+    last_indexed_position: int
+    offsets: bytes
+    times: bytes
+    stopped: str  # "end", "bad" or "legacy"
+    reason: str
+    epochs: bytes = b""  # 12 bytes wherever the leader epoch changes: epoch, offset
+
+    @property
+    def leader_epochs(self) -> list[tuple[int, int]]:
+        """(epoch, offset) where a leader's reign begins, ascending.
+
+        The field lies outside the batch's checksum: an epoch that the next batch takes back is a
+        flipped bit, and is left out.
+        """
+        found = [(epoch, offset) for epoch, offset in _EPOCH.iter_unpack(self.epochs)]
+        after = [epoch for epoch, _ in found[1:]]
+        kept: list[tuple[int, int]] = []
+        for (epoch, offset), following in itertools.zip_longest(found, after):
+            taken_back = following is not None and following < epoch
+            if not taken_back and epoch > (kept[-1][0] if kept else -1):
+                kept.append((epoch, offset))
+        return kept
+
+    def followed_by(self, later: SegmentContents) -> SegmentContents:
+        """The contents when `later` was found behind a damaged stretch."""
+        newest = later if later.max_timestamp > self.max_timestamp else self
+        times = TimeIndex(0, self.times)
+        for timestamp, offset in TimeIndex(0, later.times):
+            if timestamp > times.last_entry[0]:
+                times.maybe_append(timestamp, offset, final=True)
+        return later._replace(
+            batches=self.batches + later.batches,
+            producers=self.producers + later.producers,
+            first_timestamp=self.first_timestamp if self.batches else later.first_timestamp,
+            max_timestamp=newest.max_timestamp,
+            max_timestamp_offset=newest.max_timestamp_offset,
+            offsets=self.offsets + later.offsets,
+            times=times.entries,
+            epochs=self.epochs + later.epochs,
+        )
+
+
+class Segment:
+    """One .log file and its indexes.  Get them from ``partition.segments``."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        base_offset: int,
+        *,
+        topic: str,
+        number: int,
+        config: PartitionConfig,
+        dense: bool,
+    ) -> None:
+        self._directory = directory
+        self.base_offset = base_offset
+        self._topic = topic
+        self._number = number
+        self.config = config
+        self.dense = dense  # whether a missing offset is damage
+        self._file: _native.File | None = None
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+        self._times_checked = False
+        self._max_timestamp: int | None = None  # of a sealed one, once the log bears it out
+        self._transactions: TransactionIndex | None = None
+        self._flushed = (0, 0)  # index bytes that are already in the files, while active
+        # Others are taking its files' names: it keeps what it has open.
+        self._retired = False
+        # Set by a reader that finds the files under a name they have for a moment only.
+        self.stage = ""
+        # Set while this is the segment that is appended to, by this process.
+        self.writer: _native.SegmentWriter | None = None
+        # Where the next segment starts; None for the last one.
+        self.next_base: int | None = None
+        # End of the last segment when another process writes it: moved by Partition.
+        self.seen_end_offset = base_offset
+        # Known to have been durable up to here: a file that ends below has lost records.
+        self.durable_end = -1
+
+    # ---- what it is ----
+
+    @property
+    def path(self) -> Path:
+        """The .log file."""
+        return self._directory.path / segment_name(self.base_offset, ".log")
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a later segment exists: then nothing is appended here any more."""
+        return self.next_base is not None
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after its last record; for a sealed one, where the next segment starts."""
+        if self.next_base is not None:
+            return self.next_base
+        if self.writer is not None:
+            return self.writer.next_offset
+        return max(self.seen_end_offset, self.durable_end)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of whole batches in the .log file; 0 when it has been deleted meanwhile."""
+        file = self._file
+        if file is not None:
+            return file.end
+        try:
+            return self._directory.size(self._name(".log"))
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def max_timestamp(self) -> int:
+        """The greatest timestamp of its records, or -1 when it has none."""
+        writer = self.writer
+        if writer is not None:
+            return writer.max_timestamp
+        known = self._max_timestamp
+        return self.time_index.last_entry[0] if known is None else known
+
+    @property
+    def min_timestamp(self) -> int | None:
+        """A time that none of its records lies before; None when it has none or it is not known.
+
+        Kafka's files do not tell it.  It is known of what this library wrote and closed or rolled.
+        """
+        writer = self.writer
+        if writer is not None:
+            known = writer.min_timestamp
+        else:
+            known = SegmentSummary.read_min(self._directory, self.base_offset, self.size_bytes)
+        return known if UNKNOWN_TIME < known < NO_TIME else None
+
+    @property
+    def modified_ms(self) -> int:
+        """When its file was last written to, by the file system."""
+        return self._directory.modified_ms(segment_name(self.base_offset, ".log"))
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        """Offset to position.  A snapshot while the segment is active."""
+        most = self.config.segment_index_bytes
+        if self.writer is not None:
+            return OffsetIndex(self.base_offset, self.writer.offset_entries(), max_bytes=most)
+        index = self._offset_index  # once: another thread may release it
+        return self._load_indexes()[0] if index is None else index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        """Timestamp to offset.  A snapshot while the segment is active."""
+        most = self.config.segment_index_bytes
+        if self.writer is not None:
+            return TimeIndex(self.base_offset, self.writer.time_entries(), max_bytes=most)
+        index = self._time_index
+        return self._load_indexes()[1] if index is None else index
+
+    @property
+    def transaction_index(self) -> TransactionIndex:
+        """The aborted transactions whose markers lie here.  Most segments have none, and no file.
+
+        Raises CorruptLogError for a file that cannot be what was written.
+        """
+        index = self._transactions
+        if index is None:
+            name = self._name(".txnindex")
+            fault = None
+            try:
+                entries = self._directory.read(name)
+                index = TransactionIndex(self.base_offset, entries)
+                # There is a file only where there was something to list.
+                fault = index.fault() if entries else "the file is empty"
+                noted = self._noted_transactions()
+                if fault is None and noted is not None and noted != digest(entries):
+                    fault = "it is not what was noted when the segment was left"
+            except FileNotFoundError:
+                index = TransactionIndex(self.base_offset)
+            if fault is not None:
+                raise CorruptLogError(fault, path=self._directory.path / name, position=0)
+            self._transactions = index
+        return index
+
+    def _noted_transactions(self) -> FileDigest | None:
+        """What the list of aborted transactions was when the segment was left; None: not noted.
+
+        Kafka's file has no checksum: where ours says nothing either, it is believed.
+        """
+        size = self.size_bytes
+        summary = SegmentSummary.read(self._directory, self.base_offset, size)
+        if summary is not None and summary.aborted is not None:
+            return summary.aborted
+        files = SegmentDigest.known(self._directory, self.base_offset)
+        if files is None or files.log[0] != size:
+            return None
+        return files.indexes.get(".txnindex", (0, 0))
+
+    @property
+    def transactions_noted(self) -> bool:
+        """Whether a change of its list of aborted transactions would be seen."""
+        return self._noted_transactions() is not None
+
+    def adopt_transactions(self, index: TransactionIndex) -> None:
+        """Use this instead of the file, until `release`."""
+        self._transactions = index
+
+    def append_aborted(self, aborted: AbortedTransaction) -> None:
+        """Note an aborted transaction, once its marker is in the log.  Not synced here.
+
+        One that is noted already is left as it is: an interrupt may come right after this.
+        """
+        index = self.transaction_index
+        if index.find(aborted.last_offset) == aborted:
+            return
+        position = len(index.entries)
+        added = TransactionIndex(self.base_offset, index.entries)
+        added.append(aborted)
+        # The marker is in the log: a full disk must not keep the entry out of the file.
+        self._directory.with_room(lambda: self._append_aborted(added.entries[position:], position))
+        self._transactions = added
+
+    def _append_aborted(self, entries: bytes, position: int) -> None:
+        name = segment_name(self.base_offset, ".txnindex")
+        file = self._directory.open(name, write=True, create=True)
+        try:
+            file.append_at(entries, position)
+        finally:
+            file.close()
+
+    def write_transactions(self, aborted: list[AbortedTransaction]) -> bool:
+        """Make the file list just these; whether that was a change.  Synced."""
+        index = TransactionIndex(self.base_offset)
+        for entry in aborted:
+            index.append(entry)
+        name = segment_name(self.base_offset, ".txnindex")
+        self._transactions = None
+        try:
+            if self._directory.read(name) == index.entries and aborted:
+                return False
+        except FileNotFoundError:
+            if not aborted:
+                return False
+        SegmentDigest.remove(self._directory, self.base_offset)
+        if aborted:
+            directory = self._directory
+            directory.with_room(lambda: directory.write(name, index.entries, sync=True))
+        else:
+            self._directory.unlink(name)
+        return True
+
+    @property
+    def file(self) -> _native.File:
+        """The open .log file."""
+        file = self._file
+        if file is None:
+            # In one step: what was opened before a cut must not be noted down after it.
+            with self._directory.opening:
+                file = self._file
+                if file is None:
+                    file = self._file = self._directory.open(self._name(".log"))
+        return file
+
+    def _name(self, suffix: str) -> str:
+        name = segment_name(self.base_offset, suffix)
+        staged = f"{name}{self.stage}"
+        return staged if self.stage and self._directory.exists(staged) else name
+
+    def __repr__(self) -> str:
+        state = "sealed" if self.sealed else "active"
+        name = f"{self._topic}-{self._number}"
+        return f"<Segment {name} [{self.base_offset}, {self.end_offset}) {state}>"
+
+    # ---- reading ----
+
+    def scan(
+        self,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        on_corrupt: str = "raise",
+        aborted: bytes = b"",
+    ) -> _native.SegmentScan:
+        """Records with offsets in [start, stop), from this segment alone.  An iterator.
+
+        `aborted` names the transactions not to show, as `pack_aborted` makes it.
+        """
+        return _native.SegmentScan(
+            self.file,
+            self.writer if self.writer is not None else self.offset_index.entries,
+            self.base_offset,
+            self.base_offset if start is None else max(start, self.base_offset),
+            self.end_offset if stop is None else stop,
+            self.offset_max,
+            self._required_end(),
+            self.dense,
+            on_corrupt == "skip",
+            self._topic,
+            self._number,
+            decompress,
+            self.config.max_decompressed_message_bytes,
+            aborted,
+        )
+
+    def get(self, offset: int) -> Record | None:
+        """The record at an offset, or None.  O(log n), and one read of a few KiB."""
+        try:
+            record = _native.SegmentScan.get(
+                self.file,
+                self.writer if self.writer is not None else self.offset_index.entries,
+                self.base_offset,
+                offset,
+                self._topic,
+                self._number,
+                decompress,
+                self.config.max_decompressed_message_bytes,
+            )
+        except ValueError as error:
+            if not isinstance(error, CorruptLogError | UnsupportedFormatError | codecs.CodecError):
+                raise
+            record = None
+        if record is not None:
+            return record
+        # Nothing there, or damage on the way: the longer way walks around it, and only if that
+        # finds nothing either is it told apart from a record that never was.
+        for found in self.scan(offset, offset + 1, on_corrupt="skip"):
+            return found
+        return next(self.scan(offset, offset + 1), None)
+
+    def newest_of(self, key: bytes, start: int = 0) -> int:
+        """The greatest offset from `start` on whose record has this key, or -1.  Reads it all."""
+        file, position, expected = self.file, 0, self.base_offset
+        finder = _native.Cleaner(
+            None,
+            base_offset=self.base_offset,
+            interval_bytes=self.config.index_interval_bytes,
+            offset_map=None,
+            key=key,
+            transactions=None,
+            producers=(),
+            start_offset=start,
+            end_offset=-1,
+            now_ms=0,
+            delete_retention_ms=0,
+            decompress=decompress,
+            compress=codecs.compress,
+            payload_max=self.config.max_decompressed_message_bytes,
+            io_bytes=READ_BYTES,
+        )
+        limit = file.end
+        while position < limit:
+            position, expected = finder.feed(
+                file, position, limit, expected, self.offset_max, STEP_BYTES
+            )
+        return finder.counts()["last_purged_offset"]
+
+    def offset_for_time(self, timestamp: int, start: int = 0) -> int | None:
+        """The first record from `start` on, in offset order, that is not older than `timestamp`."""
+        if self.writer is None and not self._times_checked:
+            self._check_times()
+        # The index of a segment that another process appends to says nothing about its end.
+        complete = self.sealed or self.writer is not None
+        if complete and self.max_timestamp < timestamp:
+            return None
+        # Up to that entry's offset every record is older.
+        entry = self.time_index.lookup(timestamp - 1)
+        offset = entry[1] if self._is_reached_at(*entry) else self.base_offset
+        return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
+
+    def _is_reached_at(self, timestamp: int, offset: int) -> bool:
+        """Whether the log bears a time index entry out: that batch ends there and has that time."""
+        try:
+            raw = self.scan(offset, offset + 1, on_corrupt="skip").next_raw()
+        except ValueError:
+            return False
+        if raw is None:
+            return False
+        base, last = int.from_bytes(raw[:8], "big"), int.from_bytes(raw[23:27], "big")
+        return base + last == offset and int.from_bytes(raw[35:43], "big") == timestamp
+
+    def _check_times(self) -> None:
+        """Believe a time index only if it is in order and the log bears its last entry out.
+
+        Its last entry is what lets a search pass over a whole segment.
+        """
+        times = self.time_index
+        entries = list(times)
+        in_order = all(
+            a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(entries)
+        ) and all(ts >= 0 and self.base_offset <= at for ts, at in entries[:1])
+        if not in_order or (entries and not self._is_reached_at(*entries[-1])) or not entries:
+            contents = self.walk()
+            most = self.config.segment_index_bytes
+            self._time_index = TimeIndex(
+                self.base_offset, self.final_times(contents), max_bytes=most
+            )
+        self._times_checked = True
+
+    def confirm_max_timestamp(self) -> int:
+        """`max_timestamp` as the log bears it out: for whoever deletes by it.
+
+        An index that lost its last entry would make the segment look older than it is.  So what
+        lies behind the entry's batch is walked, once for a sealed segment.
+        """
+        if self.writer is not None or not self.sealed:
+            return self.max_timestamp
+        if self._max_timestamp is None:
+            cold = self._file is None
+            self._check_times()
+            newest, offset = self.time_index.last_entry
+            position = 0
+            if len(self.time_index):
+                scan = self.scan(offset, offset + 1, on_corrupt="skip")
+                position = scan.position if scan.next_raw() is not None else 0
+            found = self.walk(position, next_offset=offset + 1 if position else None)
+            newest = max(newest, found.max_timestamp)
+            if found.stopped != "end":
+                newest = max(newest, self.modified_ms)  # damage may hide a later time
+            self._max_timestamp = newest
+            if cold:
+                self.release()
+        return self._max_timestamp
+
+    def _required_end(self) -> int:
+        if not self.dense:
+            return -1
+        return self.durable_end if self.next_base is None else self.next_base
+
+    @property
+    def offset_max(self) -> int:
+        """No sound batch of this segment holds an offset above this."""
+        if self.next_base is not None:
+            return self.next_base - 1
+        return min(self.base_offset + RELATIVE_MAX, OFFSET_MAX)
+
+    def release(self) -> None:
+        """Forget descriptor and indexes.  Scans under way keep the file open by themselves."""
+        if self.writer is None and not self._retired:
+            self._file = None
+            self._offset_index = None
+            self._time_index = None
+            self._times_checked = False
+            self._transactions = None
+
+    def end_at(self, file: _native.File, end_offset: int) -> None:
+        """A cut of this file was begun: it is read up to `file.end`, and never appended to."""
+        self.writer = None
+        self.release()
+        self._file = file
+        self.next_base, self.seen_end_offset, self.durable_end = None, end_offset, -1
+
+    def reinstate(self) -> None:
+        """Its names stay its own after all."""
+        self._retired = False
+
+    def retire(self) -> None:
+        """Other files are about to take its names: whoever still holds it reads these."""
+        if not self._retired:
+            self.file  # noqa: B018  opened while the name still means this one
+            self._load_indexes()
+            self.transaction_index  # noqa: B018
+            self._retired = True
+
+    # ---- walking the file ----
+
+    def walk(
+        self,
+        position: int = 0,
+        *,
+        limit: int | None = None,
+        next_offset: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> SegmentContents:
+        """Check every batch from a position on; stop at the first that is not sound."""
+        file = self.file
+        return SegmentContents(
+            **_native.scan_prefix(
+                file,
+                self.base_offset,
+                position,
+                file.size() if limit is None else limit,
+                self.base_offset if next_offset is None else next_offset,
+                self.config.index_interval_bytes,
+                self.dense,
+                progress,
+            )
+        )
+
+    def _load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        most = self.config.segment_index_bytes
+        try:
+            bound = max(most, 16 << 20)
+            offsets = self._directory.read(self._name(".index"), bound)
+            times = self._directory.read(self._name(".timeindex"), bound)
+        except FileNotFoundError:
+            contents = self.walk()
+            offsets, times = contents.offsets, self.final_times(contents)
+        by_offset = OffsetIndex(self.base_offset, used_entries(offsets, 8), max_bytes=most)
+        by_time = TimeIndex(self.base_offset, used_entries(times, 12), max_bytes=most)
+        self._offset_index, self._time_index = by_offset, by_time
+        return by_offset, by_time
+
+    def final_times(self, contents: SegmentContents) -> bytes:
+        times = TimeIndex(self.base_offset, contents.times)
+        if contents.max_timestamp > times.last_entry[0]:
+            times.maybe_append(contents.max_timestamp, contents.max_timestamp_offset, final=True)
+        return times.entries
+
+    def write_indexes(self, contents: SegmentContents, *, sync: bool) -> None:
+        """Replace the index files of a segment that is not active by rebuilt ones."""
+        times = self.final_times(contents)
+        SegmentDigest.remove(self._directory, self.base_offset)
+        self._directory.write(segment_name(self.base_offset, ".index"), contents.offsets, sync=sync)
+        self._directory.write(segment_name(self.base_offset, ".timeindex"), times, sync=sync)
+        self._offset_index = self._time_index = None
+
+    def check(self) -> None:
+        """Verify every batch, every record and every index entry; raise CorruptLogError."""
+        self.verified()
+
+    def verified(self) -> SegmentContents:
+        """What is in it, once all of it was found sound; raises CorruptLogError."""
+        limit = self.file.end if not self.sealed else self.file.size()
+        contents = self.walk(limit=limit)
+        if contents.stopped != "end":
+            raise CorruptLogError(
+                contents.reason,
+                path=self.path,
+                position=contents.position,
+                start_offset=contents.next_offset,
+                end_offset=self.end_offset,
+            )
+        chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
+        scan = self.scan()
+        while scan.fill(chunk):
+            chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
+        # The index files of a segment that another process appends to may lag behind a cut.
+        if self.sealed or self.writer is not None:
+            self._check_index_entries()
+        return contents
+
+    def _check_index_entries(self) -> None:
+        path = self._directory.path / segment_name(self.base_offset, ".index")
+        for offset, position in self.offset_index:
+            header = self.file.pread(61, position) if position >= 0 else b""
+            base = int.from_bytes(header[:8], "big")
+            last = base + int.from_bytes(header[23:27], "big")
+            if len(header) < 61 or last != offset:
+                raise CorruptLogError(
+                    f"an index entry for offset {offset} leads to a batch of {base} to {last}",
+                    path=path,
+                    position=position,
+                )
+
+    # ---- the active segment ----
+
+    def activate(self, contents: SegmentContents, *, now_ms: int, jitter_ms: int) -> None:
+        """Make this the segment that is appended to, behind what `contents` found."""
+        file = self._directory.open(segment_name(self.base_offset, ".log"), write=True)
+        file.end = contents.position
+        self._file = file
+        self._offset_index = self._time_index = None
+        self.next_base = None
+        self._flushed = (0, 0)
+        self.writer = _native.SegmentWriter(
+            file,
+            base_offset=self.base_offset,
+            next_offset=contents.next_offset,
+            interval_bytes=self.config.index_interval_bytes,
+            segment_bytes=self.config.segment_bytes,
+            segment_ms=max(0, self.config.segment_ms - jitter_ms),
+            index_bytes=self.config.segment_index_bytes,
+            created_ms=now_ms,
+            offsets=contents.offsets,
+            times=contents.times,
+            first_timestamp=contents.first_timestamp,
+            max_timestamp=contents.max_timestamp,
+            max_timestamp_offset=contents.max_timestamp_offset,
+            last_indexed_position=contents.last_indexed_position,
+            min_timestamp=SegmentSummary.read_min(
+                self._directory, self.base_offset, contents.position
+            ),
+        )
+
+    def flush_indexes(self, *, sync: bool = False, final: bool = False) -> None:
+        """Bring the index files up to the live indexes; `final` adds the closing time entry."""
+        writer = self.writer
+        assert writer is not None
+        if final:
+            writer.finish()
+        sizes = (writer.offset_bytes, writer.time_bytes)
+        tails = (
+            (".index", writer.offset_entries(self._flushed[0]), self._flushed[0]),
+            (".timeindex", writer.time_entries(self._flushed[1]), self._flushed[1]),
+        )
+        for suffix, entries, position in tails:
+            index = self._directory.open(
+                segment_name(self.base_offset, suffix), write=True, create=True
+            )
+            try:
+                if entries:
+                    index.append_at(entries, position)
+                if index.size() != position + len(entries):
+                    index.truncate(position + len(entries))  # a longer one from before a crash
+                if sync:
+                    index.sync()
+            finally:
+                index.close()
+        self._flushed = sizes
+        if final:
+            aborted = self.transaction_index.entries
+            SegmentSummary(
+                writer.file.end, writer.min_timestamp, digest(aborted) if aborted else (0, 0)
+            ).write(self._directory, self.base_offset)
+
+    def index_files(self) -> list[_native.File]:
+        """Those of its index files that there are, opened anew: for whoever syncs them."""
+        names = (segment_name(self.base_offset, suffix) for suffix in (".index", ".timeindex"))
+        return [
+            self._directory.open(name, write=True) for name in names if self._directory.exists(name)
+        ]
+
+    def sync(self) -> None:
+        """Make a sealed segment durable: after a kill its bytes may be in the page cache alone."""
+        for file in (self.file, *self.index_files()):
+            file.datasync()
+        self.release()
+
+    def seal(self, next_base: int) -> None:
+        """No more appends: the indexes are in their files, the next segment starts there."""
+        self.next_base = next_base
+        self.writer = None
+
+    def indexes_crc(self) -> int:
+        """A checksum over both indexes."""
+        return _native.crc32c(self.time_index.entries, _native.crc32c(self.offset_index.entries))
+
+    def contents_from_indexes(self, size: int, next_offset: int, first: int) -> SegmentContents:
+        """What `walk` would find, believed from the index files after a clean close."""
+        offsets, times = self.offset_index, self.time_index
+        timestamp, offset = times.last_entry
+        return SegmentContents(
+            position=size,
+            next_offset=next_offset,
+            batches=0,
+            producers=0,
+            first_timestamp=first,
+            max_timestamp=timestamp,
+            max_timestamp_offset=offset,
+            last_indexed_position=offsets[-1][1] if len(offsets) else 0,
+            offsets=offsets.entries,
+            times=times.entries,
+            stopped="end",
+            reason="",
+        )
+
+
+def used_entries(entries: bytes, entry_bytes: int) -> bytes:
+    """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
+    if len(entries) <= entry_bytes or not entries.endswith(b"\0" * entry_bytes):
+        return entries  # a single entry of zeros is time 0 at the base offset
+    used = len(entries.rstrip(b"\0"))
+    return entries[: -(-used // entry_bytes) * entry_bytes]
+
+
+def empty_contents(base_offset: int) -> SegmentContents:
+    """What `walk` finds in an empty file."""
+    return SegmentContents(
+        position=0,
+        next_offset=base_offset,
+        batches=0,
+        producers=0,
+        first_timestamp=-1,
+        max_timestamp=-1,
+        max_timestamp_offset=base_offset,
+        last_indexed_position=0,
+        offsets=b"",
+        times=b"",
+        stopped="end",
+        reason="",
+    )

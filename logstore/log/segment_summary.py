@@ -1,0 +1,66 @@
+"""SegmentSummary: what Kafka's files do not tell of a segment, in a side file that Kafka ignores.
+
+A hint like an index: it speaks for a .log file of exactly that many bytes, and for any other it is
+silent.  What compaction or a cut leaves in a file of the same name and size is still no older.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from logstore.config import INT64_MAX
+from logstore.files.directory import (
+    MISREAD,
+    Directory,
+    segment_name,
+    with_checksum,
+    without_checksum,
+)
+
+__all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary"]
+
+NO_TIME = INT64_MAX  # there is no record yet: the next one's is the least
+UNKNOWN_TIME = -INT64_MAX - 1
+
+_SUFFIX = ".summary"
+
+
+class SegmentSummary(NamedTuple):
+    size_bytes: int
+    min_timestamp: int  # no record is older
+    # Size and CRC-32C of the .txnindex file, which has no checksum; (0, 0): there is none.
+    aborted: tuple[int, int] | None = None
+
+    def write(self, directory: Directory, base_offset: int) -> None:
+        """Leave it beside the segment, unless there is nothing to tell."""
+        if UNKNOWN_TIME < self.min_timestamp < NO_TIME or self.aborted not in (None, (0, 0)):
+            body = json.dumps(self._asdict(), separators=(",", ":")).encode()
+            content = with_checksum(body)
+            directory.write(segment_name(base_offset, _SUFFIX), content, sync=False)
+
+    @classmethod
+    def read(cls, directory: Directory, base_offset: int, size_bytes: int) -> SegmentSummary | None:
+        """What is known of a segment of so many bytes; None when that is nothing."""
+        try:
+            content = directory.read(segment_name(base_offset, _SUFFIX), 4096)
+            fields = json.loads(without_checksum(content))
+            aborted = fields.pop("aborted", None)
+            if aborted is not None:
+                size, crc = map(int, aborted)
+                aborted = (size, crc)
+            found = cls(**fields, aborted=aborted)
+        except (OSError, *MISREAD):
+            return None
+        if found.size_bytes != size_bytes or type(found.min_timestamp) is not int:
+            return None
+        return found
+
+    @classmethod
+    def read_min(cls, directory: Directory, base_offset: int, size_bytes: int) -> int:
+        """The least time in the first `size_bytes` of a segment, UNKNOWN_TIME or NO_TIME."""
+        if size_bytes == 0:
+            return NO_TIME
+        found = cls.read(directory, base_offset, size_bytes)
+        known = found is not None and UNKNOWN_TIME < found.min_timestamp < NO_TIME
+        return found.min_timestamp if found is not None and known else UNKNOWN_TIME

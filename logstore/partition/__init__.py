@@ -1,0 +1,1 @@
+"""One open partition: reading, appending, truncating, durability."""

@@ -1,0 +1,376 @@
+"""Scan: a lazy view of the records in [start, stop), read when it is iterated.
+
+Each iteration starts anew and sees the log as it is then.  Records, columns and raw batches come
+straight out of C iterators, one per segment, chained without a Python frame per record.  Memory is
+one read window per scan (a few while a long one reads ahead), and one chunk for columns, whatever
+the size of the log.
+
+A scan is a view, not a cursor: give each thread its own iteration.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from logstore import _native
+from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
+from logstore.format.index import AbortedTransaction, pack_aborted
+from logstore.log.segment import Segment
+from logstore.record import Columns, Record, arrow_schema, field_mask, needed
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from logstore.partition.view import Cut
+
+__all__ = ["LocatedBatch", "Scan", "Skipped"]
+
+INT64_MAX = (1 << 63) - 1
+ROWS_MAX = 1 << 24  # a chunk has room for its rows in advance
+CHUNK_BYTES = 8 << 20  # a chunk of columns is full beyond this, however few its rows
+
+
+class Skipped(NamedTuple):
+    """A damaged stretch that ``on_corrupt="skip"`` passed over."""
+
+    path: str
+    position: int
+    end_position: int
+    offsets: range
+    reason: str
+
+
+class LocatedBatch(NamedTuple):
+    """A record batch as it lies in its file."""
+
+    path: str
+    position: int
+    raw: bytes
+
+
+class Readable(Protocol):
+    """What a scan needs of a partition."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def readonly(self) -> bool: ...
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def end_offset(self) -> int: ...
+    @property
+    def generation(self) -> int:
+        """Moves when the log changed by more than an append."""
+
+    def moved_since(self, generation: int) -> bool:
+        """Whether it did; what looked like damage then is to be looked at again."""
+
+    @property
+    def cut(self) -> Cut:
+        """The newest truncation."""
+
+    def segment_for(self, offset: int) -> Segment:
+        """The segment with the greatest base offset at or below `offset`."""
+
+    @property
+    def last_stable_offset(self) -> int: ...
+    def aborted_transactions(self, start: int, stop: int) -> list[AbortedTransaction]: ...
+    def wait_beyond(
+        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+    ) -> bool:
+        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up.
+
+        With `cut`, a truncation after it ends the wait as well.
+        """
+
+
+class Scan:
+    """Records of a partition, lazily.  Made by ``partition.scan()`` and by slices."""
+
+    def __init__(
+        self,
+        source: Readable,
+        start: int | None,
+        stop: int | None,
+        *,
+        follow: bool = False,
+        timeout: float | None = None,
+        max_records: int | None = None,
+        on_corrupt: str = "raise",
+        on_lost: str = "raise",
+        committed: bool = False,
+    ) -> None:
+        if on_corrupt not in ("raise", "skip"):
+            raise ValueError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
+        if on_lost not in ("raise", "skip"):
+            raise ValueError(f"on_lost must be 'raise' or 'skip', not {on_lost!r}")
+        if max_records is not None and max_records < 0:
+            raise ValueError(f"max_records must not be negative, not {max_records}")
+        self._source = source
+        # No offset is that great, so that nothing is lost by it.
+        self._start = None if start is None else min(start, INT64_MAX)
+        self._stop = None if stop is None else min(stop, INT64_MAX)
+        self._follow = follow
+        self._timeout = timeout
+        self._max_records = None if max_records is None else min(max_records, sys.maxsize)
+        self._on_corrupt = on_corrupt
+        self._skips_lost = on_lost == "skip"
+        self._committed = committed
+        self._current: _native.SegmentScan | None = None
+        self._reached: int | None = None  # where an iteration stands that has no current segment
+        self._skipped: list[Skipped] = []
+
+    def __repr__(self) -> str:
+        stop = "" if self._stop is None else self._stop
+        start = "" if self._start is None else self._start
+        return f"<Scan {self._source.name}[{start}:{stop}]{' follow' if self._follow else ''}>"
+
+    @property
+    def next_offset(self) -> int:
+        """Where the latest iteration stands: start a scan here to go on with what comes next."""
+        if self._current is not None:
+            return self._current.next_offset
+        if self._reached is not None:
+            return self._reached
+        return self._source.start_offset if self._start is None else self._start
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """The damage that the latest iteration passed over, with ``on_corrupt="skip"``."""
+        current = [] if self._current is None else self._skipped_by(self._current)
+        return self._skipped + current
+
+    # ---- records ----
+
+    def __iter__(self) -> Iterator[Record]:
+        if not self._follow and self._max_records is None:
+            only = self._only_segment_scan()
+            if only is not None:
+                return only
+        records = itertools.chain.from_iterable(self._segment_scans())
+        if self._max_records is None:
+            return records
+        return itertools.islice(records, self._max_records)
+
+    # ---- columns ----
+
+    def columns(
+        self,
+        rows: int = 65536,
+        *,
+        fields: Sequence[str] | None = None,
+    ) -> Iterator[Columns]:
+        """Chunks of at most `rows` records as arrays; `fields` limits what is decoded.
+
+        A chunk ends early beyond 8 MiB of keys or values.  Long scans read ahead in a thread of
+        their own.
+        """
+        mask = field_mask(fields)
+        if rows < 1:
+            raise ValueError(f"rows must be at least 1, not {rows}")
+        rows = min(rows, ROWS_MAX)
+        return self._chunks(rows, mask)
+
+    def _chunks(self, rows: int, mask: int) -> Iterator[Columns]:
+        left = INT64_MAX if self._max_records is None else self._max_records
+        hint = 0
+        chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
+        for scan in self._segment_scans():
+            while left > 0 and scan.fill(chunk):
+                hint = chunk.value_bytes + (chunk.value_bytes >> 3)
+                left -= chunk.rows
+                yield Columns(chunk.finish())
+                chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
+            if left <= 0:
+                return
+            if self._follow and chunk.rows:
+                # What has arrived is handed out before waiting for more.
+                left -= chunk.rows
+                yield Columns(chunk.finish())
+                chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
+        if chunk.rows:
+            yield Columns(chunk.finish())
+
+    def _only_segment_scan(self) -> _native.SegmentScan | None:
+        """The C iterator itself, when all that is wanted lies in one segment."""
+        start = self._first_offset()
+        stop = start + self._span()
+        if start >= stop:
+            return None
+        if self._source.readonly:
+            return None  # whoever writes in another process may cut the log: see below
+        segment = self._source.segment_for(start)
+        if segment.base_offset > start or segment.end_offset < stop:
+            return None
+        self._skipped, self._reached = [], start
+        try:
+            self._current = self._open(segment, start, stop)
+        except FileNotFoundError:
+            return None  # deleted just now: the longer way tells what that means
+        return self._current
+
+    def _span(self) -> int:
+        """How many offsets this scan covers now."""
+        stop = self._end()
+        return (stop if self._stop is None else min(stop, self._stop)) - self._first_offset()
+
+    def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
+        """All records as one Arrow table: offset, timestamp, key, value, headers."""
+        self._must_end("to_arrow")
+        pa = needed("pyarrow", "to_arrow", "arrow")
+        batches = [chunk.to_arrow() for chunk in self.columns(fields=fields)]
+        return pa.Table.from_batches(batches, schema=arrow_schema(fields))
+
+    def to_pandas(self, *, fields: Sequence[str] | None = None) -> pd.DataFrame:
+        """All records as a pandas DataFrame; values and keys are bytes objects."""
+        self._must_end("to_pandas")
+        needed("pandas", "to_pandas", "pandas")
+        return self.to_arrow(fields=fields).to_pandas()
+
+    def _must_end(self, what: str) -> None:
+        if self._follow and self._timeout is None and self._max_records is None:
+            raise ValueError(f"{what}() of a scan that follows for ever: give it a timeout")
+
+    # ---- raw ----
+
+    def batches(self) -> Iterator[bytes]:
+        """Whole record batches as they lie in the files, control batches too.
+
+        With isolation "read_committed", those of aborted transactions are left out.
+        """
+        return (batch.raw for batch in self.located_batches())
+
+    def _producer_batches(self) -> Iterator[bytes]:
+        """Headers of the batches with a producer id; control batches whole."""
+        for scan in self._segment_scans():
+            while (raw := scan.next_producer()) is not None:
+                yield raw
+
+    def located_batches(self) -> Iterator[LocatedBatch]:
+        """As `batches`, with the file and the byte position of each."""
+        for scan in self._segment_scans():
+            path = scan.path
+            while (raw := scan.next_raw()) is not None:
+                yield LocatedBatch(path, scan.position - len(raw), raw)
+
+    # ---- how ----
+
+    def _end(self) -> int:
+        """As far as this scan may read now."""
+        return self._source.last_stable_offset if self._committed else self._source.end_offset
+
+    def _first_offset(self) -> int:
+        """Where an iteration begins; raises if that was deleted, unless `on_lost` is "skip"."""
+        start = self._source.start_offset
+        if self._start is None:
+            return start
+        if self._start < start and not self._skips_lost:
+            raise self._fell_behind(self._start)
+        return max(self._start, start)
+
+    def _skipped_by(self, scan: _native.SegmentScan) -> list[Skipped]:
+        path = scan.path
+        return [
+            Skipped(path, position, end, range(first, stop), reason)
+            for position, end, first, stop, reason in scan.skipped
+        ]
+
+    def _segment_scans(self) -> Iterator[_native.SegmentScan]:
+        """One C iterator per segment; while following, the same one again when it has more."""
+        source = self._source
+        cut = source.cut  # before anything is read: a truncation from now on is noticed
+        offset = self._first_offset()
+        stop = self._stop
+        if stop is None:
+            stop = INT64_MAX if self._follow else self._end()
+        elif not self._follow:
+            stop = min(stop, self._end())
+        self._skipped = []
+        self._current, self._reached = None, offset
+        while offset < stop:
+            limit = self._end()
+            cut = self._after_cuts(cut, offset)
+            if offset >= limit:
+                if not self._follow or not self._wait_beyond(offset, cut):
+                    return
+                continue
+            if offset < source.start_offset:
+                if not self._skips_lost:
+                    raise self._fell_behind(offset)
+                offset = self._reached = source.start_offset
+                continue
+            # Committed readers know no further than the limit what was aborted: they open anew.
+            limit = min(stop, limit) if self._committed else stop
+            generation = source.generation
+            try:
+                segment = source.segment_for(offset)
+                file = segment.file
+                scan = self._open(segment, offset, limit)
+            except FileNotFoundError:
+                lost = offset < source.start_offset
+                if not source.moved_since(generation) or (lost and not self._skips_lost):
+                    raise self._fell_behind(offset) from None
+                continue
+            scan.moved = functools.partial(source.moved_since, generation)
+            self._current = scan
+            while True:
+                yield scan
+                offset = max(offset, scan.next_offset)
+                if self._is_stale(scan, cut):
+                    break  # it ended at a cut, not at the end it knew: look again from here
+                if self._committed:
+                    ends = segment.next_base
+                    offset = max(offset, limit if ends is None else min(limit, ends))
+                    break
+                if segment.sealed:
+                    # What was appended just before the roll is still in this segment.
+                    yield scan
+                    offset = max(offset, scan.next_offset)
+                    if not self._is_stale(scan, cut):
+                        offset = max(offset, segment.end_offset)
+                    break
+                if offset >= stop or not self._follow:
+                    return
+                if not self._wait_beyond(offset, cut):
+                    return
+                if source.segment_for(offset) is not segment or segment._file is not file:
+                    break  # the log was cut or loaded anew: that file is not its end any more
+            self._skipped += self._skipped_by(scan)
+            self._current, self._reached = None, offset
+
+    def _wait_beyond(self, offset: int, cut: Cut) -> bool:
+        return self._source.wait_beyond(offset, self._timeout, committed=self._committed, cut=cut)
+
+    def _is_stale(self, scan: _native.SegmentScan, cut: Cut) -> bool:
+        return scan.stale or self._source.cut is not cut
+
+    def _after_cuts(self, cut: Cut, offset: int) -> Cut:
+        """Return the newest Cut; raise if a truncation since `cut` is below the position."""
+        newest = self._source.cut
+        if newest is not cut:
+            lowest = cut.lowest_since()
+            if lowest is not None and lowest < offset:
+                source = self._source
+                raise LogTruncatedError(offset, truncated_to=lowest, start=source.start_offset,
+                                        end=source.end_offset, where=source.name)  # fmt: skip
+        return newest
+
+    def _open(self, segment: Segment, offset: int, stop: int) -> _native.SegmentScan:
+        aborted = b""
+        if self._committed:
+            end = stop if segment.next_base is None else min(stop, segment.next_base)
+            aborted = pack_aborted(self._source.aborted_transactions(offset, end))
+        return segment.scan(offset, stop, on_corrupt=self._on_corrupt, aborted=aborted)
+
+    def _fell_behind(self, offset: int) -> OffsetOutOfRangeError:
+        """Records were trimmed away before this reader got to them."""
+        source = self._source
+        return OffsetOutOfRangeError(
+            offset, start=source.start_offset, end=source.end_offset, where=source.name
+        )

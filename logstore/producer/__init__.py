@@ -1,0 +1,1 @@
+"""Producers: Producer, AsyncProducer, transactions, deduplication."""

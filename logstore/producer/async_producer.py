@@ -1,0 +1,293 @@
+"""AsyncProducer: a producer for an event loop, on the same engine.
+
+Nothing here blocks the loop: records are encoded at once, and the producer's own thread writes and
+syncs them.  A Delivery is awaited by being woken once; no thread is made for a call.  What has to
+wait for the disk as a whole (flush, close, the begin and end of a transaction) is done by one more
+thread of the producer, in the order asked for.
+
+For the tasks of one loop; a transaction belongs to one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from logstore.errors import ClosedError, DiskFullError
+from logstore.producer.delivery import Delivery
+from logstore.producer.lane import Lane
+from logstore.producer.producer import RETRY, Producer
+from logstore.producer.transaction import OffsetCommitter, Transaction
+from logstore.store.store import Store
+from logstore.store.topic import Position
+
+__all__ = ["AsyncProducer", "AsyncTransaction"]
+
+T = TypeVar("T")
+
+
+class _Engine(Producer):
+    """A producer whose callers never write: its thread does."""
+
+    crowded = False  # more is held than may be
+    full: DiskFullError | None = None  # why the last round wrote less than all
+    _refused: DiskFullError | None = None  # in this round
+    tell: Callable[[], object] | None = None  # when that may have changed
+
+    def make_room(self, lane: Lane) -> None:
+        """A lane is full: for the thread to write."""
+        lane.set_aside()
+        self._hurried = True
+        self._look_after()
+        self._wake.set()
+
+    def _look_at_buffer(self) -> None:
+        held = self.held_bytes
+        self.crowded = held >= self._buffer_bytes
+        self._held = 0
+        self._held_max = max(1, min(self._buffer_bytes - held, 1 << 20))
+
+    def _stuck(self, lane: Lane, error: DiskFullError) -> None:
+        self._refused = error
+        super()._stuck(lane, error)
+
+    def _went_round(self) -> None:
+        self.full, self._refused = self._refused, None
+        if self.crowded and self.held_bytes < self._buffer_bytes:
+            self.crowded = False
+        if self.tell is not None:
+            self.tell()
+
+
+class AsyncProducer:
+    """``async with AsyncProducer(store) as producer: await producer.append("topic", b"value")``
+
+    Takes the arguments of Producer, and means the same by them.
+    """
+
+    def __init__(self, store: Store, transactional_id: str | None = None, **settings: Any) -> None:
+        self._make: Callable[[], _Engine] = lambda: _Engine(store, transactional_id, **settings)
+        self._engine: _Engine | None = None
+        self._worker: concurrent.futures.ThreadPoolExecutor | None = None
+        self._starting: asyncio.Lock | None = None
+        self._room = asyncio.Event()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<AsyncProducer {self._engine!r}>"
+
+    async def start(self) -> None:
+        """Get a producer id; the first use does it as well."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        if self._starting is None:
+            self._starting = asyncio.Lock()
+        async with self._starting:
+            if self._engine is None:
+                engine = await self._in_worker(self._make)
+                loop = asyncio.get_running_loop()
+
+                def tell() -> None:
+                    if not loop.is_closed():
+                        loop.call_soon_threadsafe(self._room.set)
+
+                engine.tell = tell
+                self._engine = engine
+
+    async def _in_worker(self, act: Callable[[], T]) -> T:
+        """Have the producer's second thread do something."""
+        if self._worker is None:
+            self._worker = concurrent.futures.ThreadPoolExecutor(1, "logstore async producer")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, act)
+
+    def _in_worker_later(self, act: Callable[[], object]) -> None:
+        """The same, waiting for nothing; not after `close`, which has ended everything."""
+        if self._worker is not None and not self._closed:
+            self._worker.submit(act)
+
+    async def _ready(self) -> _Engine:
+        if self._engine is None or self._closed:
+            await self.start()
+        return cast(_Engine, self._engine)
+
+    # ---- sending ----
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+        callback: Callable[[Delivery], object] | None = None,
+        dedupe_id: str | bytes | None = None,
+    ) -> Delivery:
+        """Send a record; awaiting what this returns tells where it is.
+
+        Waits only while more is held than `buffer_bytes`; on a full disk for `max_block` seconds,
+        then it raises DiskFullError, and the record was not taken.
+        """
+        engine = self._engine
+        if engine is None or self._closed:
+            engine = await self._ready()
+        if engine.crowded:
+            await self._wait_for_room(engine)
+        return (
+            engine.send(topic, value, key=key, headers=headers, timestamp=timestamp,
+                        partition=partition, callback=callback, dedupe_id=dedupe_id)
+            if callback is not None or dedupe_id is not None
+            else engine.send(topic, value, key=key, headers=headers, timestamp=timestamp,
+                             partition=partition)
+        )  # fmt: skip
+
+    async def _wait_for_room(self, engine: _Engine) -> None:
+        deadline = time.monotonic() + engine._max_block
+        while engine.crowded:
+            full = engine.full
+            if full is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    error = copy.copy(full)  # many tasks may wait, and each gets its own
+                    error.__notes__ = [
+                        f"waited {engine._max_block} s for room; {engine.pending} records are held "
+                        f"and will be tried again, that of this call was not taken"
+                    ]
+                    raise error
+                await asyncio.sleep(min(RETRY, left))
+            self._room.clear()
+            if engine.crowded:  # a round may have ended in between
+                engine.hurry()
+                await self._room.wait()
+
+    async def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+        dedupe_id: str | bytes | None = None,
+    ) -> Position:
+        """Send a record and wait until it is as durable as asked for; where it is."""
+        delivery = await self.send(topic, value, key=key, headers=headers, timestamp=timestamp,
+                                   partition=partition, dedupe_id=dedupe_id)  # fmt: skip
+        return await delivery
+
+    # ---- transactions, and ends ----
+
+    def transaction(self) -> AsyncTransaction:
+        """``async with producer.transaction() as tx:`` commits, or aborts if the block raises."""
+        return AsyncTransaction(self)
+
+    async def flush(self) -> None:
+        """As `Producer.flush`."""
+        engine = await self._ready()
+        await self._in_worker(engine.flush)
+
+    async def close(self) -> None:
+        """As `Producer.close`."""
+        if self._closed:
+            return
+        if self._engine is not None:
+            await self._in_worker(self._engine.close)
+        self._closed = True
+        if self._worker is not None:
+            self._worker.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncTransaction:
+    """A transaction of an AsyncProducer: see Transaction."""
+
+    def __init__(self, producer: AsyncProducer) -> None:
+        """Use `AsyncProducer.transaction`."""
+        self._producer = producer
+        self._begun: Transaction | None = None
+
+    async def begin(self) -> None:
+        """Begin it; ``async with`` does."""
+        engine = await self._producer._ready()
+        begun: list[Transaction] = []
+
+        def undo() -> None:
+            for each in begun:
+                each.abort()
+
+        try:
+            await self._producer._in_worker(lambda: begun.append(engine.transaction()))
+        except asyncio.CancelledError:
+            # Nobody has it.  The worker keeps the order: whatever is asked for next finds it over.
+            self._producer._in_worker_later(undo)
+            raise
+        self._begun = begun[0]
+
+    @property
+    def _open(self) -> Transaction:
+        if self._begun is None:
+            raise ClosedError("the transaction has not begun: use it in an async with block")
+        self._begun.check_open()
+        return self._begun
+
+    async def send(self, topic: str, value: Any, **more: Any) -> Delivery:
+        """As `AsyncProducer.send`, as a part of the transaction."""
+        _ = self._open
+        return await self._producer.send(topic, value, **more)
+
+    async def append(self, topic: str, value: Any, **more: Any) -> Position:
+        """As `AsyncProducer.append`; durable when the transaction is."""
+        _ = self._open
+        return await self._producer.append(topic, value, **more)
+
+    async def commit_offsets(
+        self,
+        offsets: OffsetCommitter | Mapping[tuple[str, int], Any],
+        *,
+        group_id: str | None = None,
+    ) -> None:
+        """As `Transaction.commit_offsets`."""
+        begun = self._open
+        await self._producer._in_worker(lambda: begun.commit_offsets(offsets, group_id=group_id))
+
+    async def commit(self) -> None:
+        """As `Transaction.commit`."""
+        await self._producer._in_worker(self._open.commit)
+
+    async def abort(self) -> None:
+        """As `Transaction.abort`."""
+        await self._producer._in_worker(self._open.abort)
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        begun = self._begun
+        if begun is not None and not begun.over:
+            # What `with` does, where it may take its time; to the end, even if we are cancelled.
+            act = self._producer._in_worker(lambda: begun.__exit__(kind, error, traceback))
+            await asyncio.shield(act)

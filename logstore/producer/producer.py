@@ -1,0 +1,921 @@
+"""Producer: records from an application into the topics of a store.
+
+`append` returns when its record is durable; `send` returns at once, and what it returns tells
+later.  Records of one partition travel together, in batches, in the order in which they were sent.
+
+Who does the work: a lane that is full is written by the thread that finds it full, which is the
+back-pressure; one thread of the producer writes what has lingered, syncs and answers.  That thread
+sleeps while nothing is on its way, and holds the producer only as long as something is: a producer
+that is dropped, or an interpreter that ends, still writes what was sent.
+
+Idempotent: every batch carries the producer's id and a sequence, so that a batch which is written
+again is answered with its first offsets.
+
+Threads may share a producer.  With a transactional id it writes in transactions, one at a time; a
+transaction belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+from logstore import _native
+from logstore.closeable import Closeable
+from logstore.config import ConfigError, wants_fsync
+from logstore.coordinators.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
+from logstore.coordinators.offset_book import OffsetBook, as_committed
+from logstore.coordinators.transaction_coordinator import Transactions
+from logstore.errors import (
+    ClosedError,
+    DiskFullError,
+    FencedError,
+    ForkedHandleError,
+    InvalidNameError,
+    TransactionAbortedError,
+    TransactionStateError,
+)
+from logstore.format.batch import increment_sequence
+from logstore.interceptors import InterceptorChain, Outgoing
+from logstore.partitioner import (
+    KeyPartitioner,
+    Partitioner,
+    RandomPartitioner,
+    RoundRobinPartitioner,
+)
+from logstore.producer.dedupe import HEADER, TIME_HEADER, DedupeWindows
+from logstore.producer.delivery import Delivery, answering
+from logstore.producer.lane import Lane
+from logstore.producer.transaction import Transaction
+from logstore.serialization import SerializationError, Serializer, serializer
+from logstore.store.store import Store
+from logstore.store.topic import Position, Topic, partition_number
+from logstore.waking import Wake, uninterrupted
+
+if TYPE_CHECKING:
+    import datetime
+
+    from typing_extensions import Buffer
+
+__all__ = ["Producer"]
+
+log = logging.getLogger("logstore.producer")
+
+BATCH_BYTES = 64 << 10
+BUFFER_BYTES = 32 << 20  # as Kafka's producer
+LINGER = 0.01
+MAX_BLOCK = 60.0
+DELIVERY_TIMEOUT = 120.0
+TRANSACTION_TIMEOUT = 60.0
+DEDUPE_WINDOW = 120.0
+DEDUPE_RECORDS = 100_000
+RETRY = 0.05  # seconds between attempts to write to a full disk
+PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
+    "default": KeyPartitioner,
+    "round_robin": RoundRobinPartitioner,
+    "random": RandomPartitioner,
+}
+
+T = TypeVar("T")
+_Headers: TypeAlias = "Iterable[tuple[str, bytes | None]]"
+
+_busy: set[Producer] = set()  # with records on their way: see the end of this file
+
+
+class _Route(_native.Route):
+    """A topic, its lanes, and what chooses among them."""
+
+    topic: Topic
+    partitioner: Partitioner
+
+
+class Producer(_native.Sender, Closeable):
+    """Writes records to the topics of a store.  Use it in a ``with`` block, or close it.
+
+    - `batch_bytes`, `compression` (none, gzip, snappy, lz4, zstd), `compression_level`: of a batch.
+    - `linger`: seconds that a record may wait for others.
+    - `buffer_bytes`: what may be held in memory; beyond it, `send` writes before it returns.
+    - `max_block`: seconds that a call may wait for room on a full disk; then it raises
+      DiskFullError, and the record of that call was not taken.
+    - `delivery_timeout`: seconds after which records that were sent before fail as well.
+    - `partitioner`: a callable of (key, value, partitions), "round_robin" or "random"; by default
+      the topic's own.
+    - `key_serializer`, `value_serializer`: a callable, or "json", "string", "integer", "long"...
+    - `interceptors`: objects with `on_send` or `on_acknowledgement`, called in this order.
+    - `durability`: "fsync" or "os"; the store's by default.
+    - `idempotence`: number the batches, so that none is appended twice.
+
+    A record that is sent with a `dedupe_id` (str or bytes) is sent once: for `dedupe_window`
+    seconds after it was appended, and as long as it is among the `dedupe_records` newest of its
+    partition, the same id for the same topic is answered with the first record's place.  The id is
+    kept in a header of the record, and so survives what the record survives.
+
+    With a `transactional_id` it writes in transactions only: see `transaction`.  It is the only
+    producer of that id: one that had it before is fenced, and what it left open is aborted.
+    `transaction_timeout`: seconds after which a transaction that is still open is aborted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        transactional_id: str | None = None,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        linger: float = LINGER,
+        compression: str | None = None,
+        compression_level: int | None = None,
+        partitioner: Partitioner | str | None = None,
+        key_serializer: str | Serializer | None = None,
+        value_serializer: str | Serializer | None = None,
+        interceptors: Iterable[object] = (),
+        durability: str | None = None,
+        idempotence: bool = True,
+        buffer_bytes: int = BUFFER_BYTES,
+        max_block: float = MAX_BLOCK,
+        delivery_timeout: float = DELIVERY_TIMEOUT,
+        transaction_timeout: float = TRANSACTION_TIMEOUT,
+        dedupe_window: float = DEDUPE_WINDOW,
+        dedupe_records: int = DEDUPE_RECORDS,
+    ) -> None:
+        self._closed = True  # until all is in place
+        _positive(batch_bytes=batch_bytes, linger=linger, buffer_bytes=buffer_bytes)
+        _positive(max_block=max_block, delivery_timeout=delivery_timeout)
+        _positive(dedupe_window=dedupe_window, dedupe_records=dedupe_records)
+        self._dedupe = (round(dedupe_window * 1000), dedupe_records)
+        self._store = store
+        self._transactional_id = transactional_id
+        self._lane_settings = {
+            "batch_bytes": batch_bytes,
+            "compression": compression,
+            "compression_level": compression_level,
+        }
+        self._batch_bytes = batch_bytes
+        self._linger = linger
+        self._buffer_bytes = buffer_bytes
+        self._max_block = max_block
+        self._delivery_timeout = delivery_timeout
+        self._partitioner = _partitioner_of(partitioner)
+        self._key_serializer = serializer(key_serializer)
+        self._value_serializer = serializer(value_serializer)
+        self._interceptors = InterceptorChain(interceptors)
+        self.fsync = wants_fsync(store._durability if durability is None else durability)
+        self._generation = _native.fork_generation()
+        self._making = threading.RLock()  # of routes, lanes and the thread
+        self._failures: list[BaseException] = []  # since the last flush
+        self._stuck_since: float | None = None  # the disk is full
+        self._wake = Wake()
+        self._thread: threading.Thread | None = None
+        self._hurried = False
+        self._delivery = Delivery
+        self._held_max = min(buffer_bytes, 1 << 20)
+        self._transaction: Transaction | None = None
+        self._fenced: FencedError | None = None
+        self._stale = False  # its epoch was taken away, but nobody else has the next one
+        self._timeout_ms = round(transaction_timeout * 1000)
+        if transactional_id is None:
+            self.identity = (store.take_producer_id(), 0) if idempotence else (-1, -1)
+            self._quick = self._is_plain()
+        elif not idempotence:
+            raise ConfigError("transactions need idempotence=True")
+        else:
+            self._transactions = Transactions.of(store)
+            self.identity = self._transactions.init_producer(transactional_id, self._timeout_ms)
+            self._transactions.join(self)
+        self._closed = False
+
+    def _is_plain(self) -> bool:
+        """Whether bytes may go straight into a batch."""
+        if self._transactional_id is not None and self._transaction is None:
+            return False
+        return self._takes_bytes()
+
+    def _takes_bytes(self) -> bool:
+        chain = self._interceptors
+        return not (
+            self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.pending} pending"
+        return f"<Producer {self.identity[0]} of {str(self._store.path)!r} {state}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    @property
+    def producer_id(self) -> int:
+        """Its id in the log; -1 when it is not idempotent."""
+        return self.identity[0]
+
+    @property
+    def producer_epoch(self) -> int:
+        """Its epoch in the log."""
+        return self.identity[1]
+
+    @property
+    def pending(self) -> int:
+        """Records that are not in the log yet."""
+        return sum(lane.pending for lane in self._lanes())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of records that are not in the log yet."""
+        return sum(lane.held_bytes for lane in self._lanes())
+
+    # ---- sending ----
+
+    if TYPE_CHECKING:  # the method is the Sender's, in C, which does not know the class Delivery
+
+        def send(
+            self,
+            topic: str,
+            value: Any,
+            *,
+            key: Any = None,
+            headers: Iterable[tuple[str, Buffer | None]] = (),
+            timestamp: int | datetime.datetime | None = None,
+            partition: int | None = None,
+            callback: Callable[[Delivery], object] | None = None,
+            dedupe_id: str | Buffer | None = None,
+        ) -> Delivery: ...
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+        dedupe_id: str | bytes | None = None,
+    ) -> Position:
+        """Append one record and return where it is, once it is as durable as asked for.
+
+        All that was sent to the same partition before is written first.  Raises what
+        `Partition.append` raises.
+        """
+        delivery = self._send(topic, value, key=key, headers=headers, timestamp=timestamp,
+                              partition=partition, dedupe_id=dedupe_id)  # fmt: skip
+        lane = delivery._pack.carrier
+        if not delivery.done():  # asked after the carrier was read: a lane until then
+            self._deliver(cast(Lane, lane))
+        return delivery.result()
+
+    def _deliver(self, lane: Lane) -> None:
+        """Have a lane written and answered by this thread."""
+        self._write_blocking(lane)
+        if self.fsync and self._transaction is None:
+            lane.sync()
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+        callback: Callable[[Delivery], object] | None = None,
+        dedupe_id: str | bytes | None = None,
+    ) -> Delivery:
+        """All that `send` does not do itself."""
+        self._check_usable()
+        if self._transactional_id is not None and self._transaction is None:
+            raise self._fenced or TransactionStateError(
+                f"a producer with a transactional id ({self._transactional_id!r}) writes in "
+                f"transactions only: with producer.transaction() as tx: tx.send(...)"
+            )
+        chain = self._interceptors
+        if chain.senders:
+            topic, value, key, headers, timestamp, partition = chain.on_send(
+                Outgoing(topic, value, key, headers, timestamp, partition)
+            )
+        if self._key_serializer is not None and key is not None:
+            key = _serialized(self._key_serializer, key, "key", topic)
+        if self._value_serializer is not None and value is not None:
+            value = _serialized(self._value_serializer, value, "value", topic)
+        route = self._route(topic)
+        if dedupe_id is None:
+            delivery = self._put_on(route, value, key, headers, timestamp, partition)
+        else:
+            delivery = self._put_once(dedupe_id, route, value, key, headers, timestamp, partition)
+        if chain.acknowledgers:
+            delivery.add_done_callback(self._acknowledge)
+        if callback is not None:
+            delivery.add_done_callback(callback)
+        return delivery
+
+    def _put_on(self, route: _Route, value: Any, key: Any, headers: _Headers, timestamp: Any,
+                partition: int | None) -> Delivery:  # fmt: skip
+        lane = self._lane(route, self._choose(route, key, value, partition))
+        self._look_after()
+        if self._held >= self._held_max:
+            self._look_at_buffer()
+        return cast(Delivery, self._put(lane, value, key, headers, timestamp))
+
+    @answering
+    def _put_once(self, dedupe_id: str | bytes, route: _Route, value: Any, key: Any,
+                  headers: _Headers, timestamp: Any, partition: int | None,
+                  ) -> Delivery:  # fmt: skip
+        try:
+            name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
+        except UnicodeEncodeError:
+            raise ConfigError(f"a dedupe id has to be Unicode text, not {dedupe_id!r}") from None
+        if not isinstance(name, bytes) or not name:
+            raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
+        windows = DedupeWindows.of(self._store)
+        window = windows.window(route.topic, *self._dedupe)
+        owner = None
+        if self._transaction is not None:
+            owner = (cast(str, self._transactional_id), *self.identity)
+        with window.lock:
+            now = windows.now_ms()
+            known = window.find(name, now, owner)
+            if known is not None:
+                return known
+            marked = [*headers, (HEADER, name)]
+            if timestamp is not None:
+                marked.append((TIME_HEADER, now.to_bytes(8)))
+            number = self._choose(route, key, value, partition)
+            generation = window.generation(number)
+            stamp = windows.time_ms() if timestamp is None else timestamp
+            delivery = self._put_on(route, value, key, marked, stamp, number)
+            window.note(name, delivery, now, generation, owner)
+            return delivery
+
+    def _acknowledge(self, delivery: Delivery) -> None:
+        error = delivery.exception(0)
+        self._interceptors.on_acknowledgement(None if error else delivery.result(0), error)
+
+    def _route(self, name: str) -> _Route:
+        route = cast("_Route | None", self._routes.get(name))
+        if route is not None:
+            topic = route.topic
+            # Partitions may have been added, and the partitioner exchanged.
+            known = not topic._deleted and max(topic._numbers) + 1 == len(route.lanes)
+            if known and (self._partitioner or route.partitioner is topic.partitioner):
+                return route
+        with self._making:
+            if name in INTERNAL_TOPICS:
+                raise InvalidNameError(f"{name!r} is written by coordinators only")
+            topic = self._store[name]
+            numbers = topic._numbers
+            lanes: list[Lane | None] = [None] * (max(numbers, default=-1) + 1)
+            if route is not None and route.topic is topic:
+                for number, lane in enumerate(route.lanes[: len(lanes)]):
+                    lanes[number] = lane
+            partitioner = self._partitioner or topic.partitioner
+            made = _Route(lanes, topic._dense and type(partitioner) is KeyPartitioner)
+            made.topic = topic
+            made.partitioner = partitioner
+            self._set_route(name, made)
+            return made
+
+    def _choose(self, route: _Route, key: Any, value: Any, partition: int | None) -> int:
+        topic = route.topic
+        if partition is not None:
+            number = partition_number(partition)
+            _ = topic[number]  # raises, and says which there are
+            return number
+        if not route.hashed or key is not None:
+            return topic._choose(key, value, route.partitioner)
+        if route.left <= 0:
+            sticky = cast(KeyPartitioner, route.partitioner)
+            route.current = sticky.move(len(route.lanes))
+            # A batch's worth; with one partition there is nowhere else to go.
+            alone = len(route.lanes) == 1
+            route.left = 1 << 62 if alone else max(sticky.batch_bytes, self._batch_bytes)
+        route.left -= max(1, 0 if value is None else len(value))
+        return route.current
+
+    def _lane(self, route: _Route, number: int) -> Lane:
+        lane = cast("Lane | None", route.lanes[number])
+        if lane is None or lane.partition.closed:
+            with self._making:
+                lane = cast("Lane | None", route.lanes[number])
+                if lane is None or lane.partition.closed:
+                    self._check_usable()
+                    partition = route.topic[number]
+                    lane = Lane(self, partition, **self._lane_settings)
+                    lane.sequence = self._first_sequence(lane)
+                    partition.close_with(lane)
+                    route.lanes[number] = lane
+        return lane
+
+    def _first_sequence(self, lane: Lane) -> int:
+        """Where to go on: 0, unless this producer wrote there before the partition was reopened."""
+        producer_id, epoch = self.identity
+        entry = None if producer_id < 0 else lane.partition.known_producer(producer_id)
+        if entry is None or entry.epoch != epoch:
+            return 0
+        return increment_sequence(entry.last_sequence, 1)
+
+    def _lanes(self) -> Iterator[Lane]:
+        for route in list(self._routes.values()):
+            for lane in list(route.lanes):
+                if lane is not None:
+                    yield lane
+
+    # ---- what a lane asks for ----
+
+    def enlist(self, lane: Lane) -> bool:
+        """Whether what a lane is about to write belongs to a transaction, which knows of it now."""
+        if self._transactional_id is None:
+            return False
+        if self._transaction is None:
+            raise TransactionStateError("the transaction is over: this record came too late")
+        self._enlist(self._transaction, {(lane.topic, lane.number)})
+        return True
+
+    def _enlist(self, transaction: Transaction, partitions: set[tuple[str, int]]) -> None:
+        new = partitions - transaction.enlisted
+        if new:
+            name = cast(str, self._transactional_id)
+            self._transactions.add_partitions(name, self.identity, new)
+            transaction.enlisted |= new
+
+    def make_room(self, lane: Lane) -> None:
+        """A lane is full: written by whoever finds it so."""
+        self._write_blocking(lane)
+
+    def note_failure(self, error: BaseException) -> None:
+        """Some records will not be delivered: `flush` and `close` tell, if nobody else does."""
+        self._failures.append(error)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return why an epoch is over: a partition knows that it is, the coordinator knows why."""
+        if isinstance(error, FencedError) and self._transactional_id is not None:
+            try:
+                self._transactions.check(self._transactional_id, self.identity)
+            except (FencedError, TransactionAbortedError) as reason:
+                return reason
+        return error
+
+    def hurry(self) -> None:
+        """Someone waits for an answer."""
+        self._hurried = True
+        self._look_after()
+        self._wake.set()
+
+    # ---- the buffer ----
+
+    def _look_at_buffer(self) -> None:
+        """Write when too much is held.  Lanes bound themselves; this bounds many of them."""
+        held = self.held_bytes
+        if held >= self._buffer_bytes:
+            for lane in sorted(self._lanes(), key=lambda each: each.held_bytes, reverse=True):
+                self._write_blocking(lane)
+            held = self.held_bytes
+        # `send` comes here again after so many bytes more.
+        self._held = 0
+        self._held_max = max(1, min(self._buffer_bytes - held, 1 << 20))
+
+    def _write_blocking(self, lane: Lane) -> None:
+        """Write a lane; wait for room on a full disk, but not for ever."""
+        try:
+            self._blocking(lane.write_out)
+        except DiskFullError as error:
+            error.add_note(
+                f"waited {self._max_block} s for room; {self.pending} records are held "
+                f"and will be tried again, that of this call was not taken"
+            )
+            raise
+
+    def _blocking(self, act: Callable[[], T]) -> T:
+        """Do what a full disk may refuse, again and again, for `max_block` seconds."""
+        deadline = time.monotonic() + self._max_block
+        while True:
+            try:
+                return act()
+            except DiskFullError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(RETRY, max(0.0, deadline - time.monotonic())))
+
+    # ---- the thread ----
+
+    def _look_after(self) -> None:
+        """Have the thread look after what is about to be sent."""
+        if self._idle:
+            with self._making:
+                _busy.add(self)
+                if self._thread is None:
+                    thread = threading.Thread(
+                        target=_run,
+                        args=(weakref.ref(self, _waking(self._wake)), self._wake, self._linger),
+                        name="logstore producer",
+                        daemon=True,
+                    )
+                    uninterrupted(thread.start)
+                    self._thread = thread
+                # First: after an interrupt between these two, the next call does it again.
+                self._wake.set()
+                self._idle = False
+
+    def _write_lingering(self) -> bool:
+        """One round of the thread; whether anything is left to look after."""
+        self._hurried = False
+        full = False
+        for lane in self._lanes():
+            try:
+                lane.write_out()
+            except DiskFullError as error:
+                full = True
+                self._stuck(lane, error)
+        if not full:  # a lane with nothing to write says nothing about the disk
+            self._stuck_since = None
+        for lane in self._lanes():
+            if self.fsync:
+                lane.sync()
+            lane.settle_interrupted()
+        self._went_round()
+        if any(lane.unsettled for lane in self._lanes()):
+            return True
+        with self._making:
+            self._idle = True
+            # Whoever sent before this line is seen here; whoever comes after it, in `send`.
+            if any(lane.unsettled for lane in self._lanes()) or self._hurried:
+                self._idle = False
+                return True
+            _busy.discard(self)
+            return False
+
+    def _went_round(self) -> None:
+        """Wake the threads that wait for room: records may have been written."""
+
+    def _go_round(self) -> bool:
+        """The same, whatever happens: the thread goes on as long as the store is open."""
+        try:
+            return self._write_lingering()
+        except BaseException:
+            if not self._store.closed:
+                log.exception("a producer's thread goes on after an error")
+            return True
+
+    def _stuck(self, lane: Lane, error: DiskFullError) -> None:
+        now = time.monotonic()
+        if self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since > self._delivery_timeout:
+            error.add_note(f"nothing could be written for {self._delivery_timeout} s")
+            self.note_failure(error)
+            lane.fail_unwritten(error)
+            self._stuck_since = None
+
+    # ---- transactions ----
+
+    @property
+    def transactional_id(self) -> str | None:
+        """What its transactions are known by, over restarts; None: it has none."""
+        return self._transactional_id
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction: committed at the end of a ``with`` block, aborted if it raises.
+
+        Raises FencedError when another producer has the transactional id by now.
+        """
+        self._check_usable()
+        if self._transactional_id is None:
+            raise ConfigError("transactions need a name: Producer(store, 'my-transactional-id')")
+        if self._transaction is not None:
+            self._replace_unused(self._transaction)
+        if self._fenced is not None:
+            raise self._fenced
+        # An interrupt may have stopped the abort of the last transaction.
+        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
+        if self._stale:
+            with self._noticing_fences():
+                self._renew()
+        self._failures.clear()
+        for lane in self._lanes():
+            lane.begin()
+        made = Transaction(self)
+        quick = self._takes_bytes()
+        # Last: an interrupt before these lines begins no transaction.
+        self._transaction, self._quick = made, quick
+        return made
+
+    def _replace_unused(self, transaction: Transaction) -> None:
+        """An interrupt may have come between `transaction` and its with block."""
+        if (
+            transaction.entered
+            or transaction.enlisted
+            or any(lane.unsettled for lane in self._lanes())
+        ):
+            raise TransactionStateError("a transaction is open: commit or abort it first")
+        transaction.end("replaced by another before it was used")
+        self._transaction = None
+
+    def _renew(self) -> None:
+        """After an abort that was not ours: the next epoch, unless another producer has it."""
+        name = cast(str, self._transactional_id)
+        self.identity = self._transactions.init_producer(
+            name, self._timeout_ms, expected=self.identity
+        )
+        self._stale = False
+
+    @contextlib.contextmanager
+    def _noticing_fences(self) -> Iterator[None]:
+        try:
+            yield
+        except FencedError as error:
+            reason = self.explain(error)
+            if not isinstance(reason, FencedError):
+                self._stale = True
+                raise reason from error
+            self._fenced = reason
+            raise
+        except BaseException:
+            self._stale = True
+            raise
+
+    def commit_transaction(self, transaction: Transaction) -> None:
+        """For Transaction."""
+        self._check_mine(transaction)
+        self._quick = False
+        try:
+            with self._noticing_fences():
+                lanes = [lane for lane in self._lanes() if lane.unsettled]
+                self._enlist(transaction, {(lane.topic, lane.number) for lane in lanes})
+                for lane in lanes:
+                    self._write_blocking(lane)
+                self._raise_failures()
+                self._commit_written(transaction)
+        except BaseException as error:
+            self._give_up(transaction, error)
+            raise
+        # In one step, and no call before it: an interrupt finds the transaction open, or over.
+        transaction.over, self._transaction = "committed", None
+        transaction.end("committed")
+
+    def _commit_written(self, transaction: Transaction) -> None:
+        if not transaction.enlisted:
+            return  # nothing was sent
+        if self.fsync:
+            for lane in self._lanes():
+                if (lane.topic, lane.number) in transaction.enlisted:
+                    lane.make_durable()
+        name = cast(str, self._transactional_id)
+        try:
+            self.identity = self._blocking(
+                lambda: self._transactions.end(
+                    name,
+                    self.identity,
+                    commit=True,
+                    decided=lambda: transaction.end("committed"),
+                )
+            )
+        except FencedError as error:
+            if not transaction.over:
+                raise
+            self._fenced = error  # whoever has the id now has written the markers first
+
+    def _give_up(self, transaction: Transaction, error: BaseException) -> None:
+        """It could not be committed, and is aborted; or it is decided, and finished by the next."""
+        if transaction.over == "committed":
+            self._transaction = None
+            error.add_note(
+                "the transaction is committed: that is decided, and the markers that are missing "
+                "will be written before the next one of its id, or when the store is closed"
+            )
+            return
+        if self._transaction is not transaction:
+            return
+        try:
+            self.abort_transaction(transaction)
+        except Exception as failure:  # noqa: BLE001  the first error says why
+            error.add_note(f"and it could not be aborted now: {failure}")
+
+    def abort_transaction(self, transaction: Transaction) -> None:
+        """For Transaction."""
+        self._check_mine(transaction)
+        self._quick = False
+        told = bool(transaction.enlisted) and self._fenced is None
+        # After an interrupt from here on, `transaction` finishes the abort.
+        self._stale = self._stale or told
+        transaction.over, self._transaction = "aborted", None
+        transaction.end("aborted")
+        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
+        self._failures.clear()  # of records that are aborted now
+        if told:
+            name = cast(str, self._transactional_id)
+            with self._noticing_fences():
+                self.identity = self._transactions.end(name, self.identity, commit=False)
+            self._stale = False
+
+    def commit_offsets_in(
+        self, transaction: Transaction, offsets: object, group_id: str | None
+    ) -> None:
+        """For Transaction."""
+        self._check_mine(transaction)
+        given: Any = offsets
+        if isinstance(given, Mapping):
+            as_committed(given, 0)  # what cannot be committed is refused before anything is written
+        elif not hasattr(given, "commit_in_transaction"):
+            raise TypeError(f"offsets by partition, or a Consumer, not {type(given).__name__}")
+        name = group_id if isinstance(given, Mapping) else given.group_id
+        if not name:
+            raise ConfigError("offsets are committed for a group: say which with group_id=")
+        book = OffsetBook.of(self._store)
+        producer_id, epoch = self.identity
+        with self._noticing_fences():
+            self._enlist(transaction, {(CONSUMER_OFFSETS, book.partition_of(name))})
+            if isinstance(given, Mapping):
+                book.commit_in_transaction(
+                    name, given, producer_id=producer_id, producer_epoch=epoch
+                )
+            else:
+                given.commit_in_transaction(producer_id=producer_id, producer_epoch=epoch)
+
+    def _check_mine(self, transaction: Transaction) -> None:
+        self._check_usable()
+        if self._transaction is not transaction:
+            raise TransactionStateError("the transaction is over")
+
+    def _drop_unwritten(self, error: BaseException) -> None:
+        for lane in self._lanes():
+            lane.fail_unwritten(error)
+
+    def abandon(self, error: BaseException) -> None:
+        """The store is about to close, and aborts the transaction."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None and not transaction.over:
+            self._quick = False
+            transaction.end("aborted, as its store was closed")
+            self._drop_unwritten(error)
+
+    # ---- ending ----
+
+    def flush(self) -> None:
+        """Return when all that was sent is answered, as durable as asked for.
+
+        That includes what callbacks send meanwhile, unless it is a callback that flushes.
+
+        Raises the first error of records that could not be delivered since the last flush, a
+        BaseExceptionGroup when there were several: nothing is lost without an exception.
+        """
+        self._check_usable()
+        self._flush()
+
+    def _flush(self, deadline: float | None = None) -> None:
+        """Write and answer all.  What callbacks send counts if they were called by `deadline`."""
+        while True:
+            before = self._called()
+            for lane in self._lanes():
+                self._write_blocking(lane)
+            for lane in self._lanes():
+                if self.fsync:
+                    lane.sync()
+                else:
+                    lane.settle()
+            for lane in self._lanes():
+                lane.callbacks.wait()
+            # Other threads may send without end, and are not waited for.
+            if self._called() == before or not any(lane.unsettled for lane in self._lanes()):
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        self._raise_failures()
+
+    def _called(self) -> int:
+        return sum(lane.callbacks.count for lane in self._lanes())
+
+    def _raise_failures(self) -> None:
+        failures, self._failures = self._failures, []
+        if self._transactional_id is not None:
+            # An epoch that is over fails every pack alike: raise one error for the transaction.
+            ends = (FencedError, TransactionAbortedError)
+            over: list[BaseException] = [each for each in failures if isinstance(each, ends)]
+            failures = over[:1] or failures
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise BaseExceptionGroup(f"{len(failures)} packs of records failed", failures)
+
+    def close(self) -> None:
+        """Flush, and take no more records.  Closing twice is harmless.
+
+        Callbacks may send for `max_block` seconds more; then they get ClosedError.
+
+        When records cannot be written (a full disk) it raises, and can be tried again; what has
+        failed for good is raised once, and the producer is closed.
+        """
+        if self._closed:
+            return
+        self._check_fork()
+        self._quick = False
+        try:
+            if self._transaction is not None:
+                self.abort_transaction(self._transaction)
+            self._flush(time.monotonic() + self._max_block)
+        except DiskFullError:
+            if self.pending:
+                self._quick = self._is_plain()
+                raise
+            self._close_now()
+            raise
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):
+                self._close_now()
+                for failure in self._failures:
+                    error.add_note(f"and then: {failure}")
+            raise
+        self._close_now()
+        self._raise_failures()
+
+    def _close_now(self) -> None:
+        """Take no more, and write what came in since the flush; failures are noted."""
+        with self._making:
+            self._closed = True  # and no lane is made any more
+        for lane in self._lanes():
+            lane._close()  # from here on nothing comes in: whoever is late gets ClosedError
+            try:
+                self._blocking(lane.close)
+            except Exception as error:  # noqa: BLE001  for the caller
+                self.note_failure(error)
+                lane.fail_unwritten(error)
+        for lane in self._lanes():
+            lane.callbacks.wait()
+        _busy.discard(self)
+        self._wake.set()
+
+    def _check_usable(self) -> None:
+        self._check_fork()
+        if self._closed:
+            raise ClosedError("the producer is closed")
+
+    def _check_fork(self) -> None:
+        if self._generation != _native.fork_generation():
+            raise ForkedHandleError(
+                "this producer was made before a fork: make another in this process, on a store "
+                "that was opened in it"
+            )
+
+
+def _positive(**settings: float) -> None:
+    for name, value in settings.items():
+        if not value > 0:
+            raise ConfigError(f"{name} must be positive, not {value!r}")
+
+
+def _partitioner_of(given: Partitioner | str | None) -> Partitioner | None:
+    if given is None or callable(given):
+        return given
+    if given not in PARTITIONERS:
+        raise ConfigError(
+            f"no partitioner {given!r}: pass a callable, or one of "
+            f"{', '.join(map(repr, PARTITIONERS))}"
+        )
+    return PARTITIONERS[given]()
+
+
+def _serialized(serialize: Serializer, given: Any, part: str, topic: str) -> bytes | None:
+    try:
+        made: object = serialize(given)
+    except Exception as error:
+        raise SerializationError(error, part=part, topic=topic, data=given) from error
+    if made is not None and not isinstance(made, bytes):
+        wrong = TypeError(f"the serializer returned {type(made).__name__}, not bytes")
+        raise SerializationError(wrong, part=part, topic=topic, data=given)
+    return made
+
+
+def _run(producer: weakref.ref[Producer], wake: Wake, linger: float) -> None:
+    """The thread: every `linger` seconds while something is on its way, then asleep."""
+    busy = False
+    while True:
+        woken = wake.wait(linger if busy else None)
+        held = producer()
+        if held is None or held._closed:
+            return
+        if woken and not busy and not held._hurried:
+            busy = True  # the first record waits for others, too
+        else:
+            busy = held._go_round()
+        del held
+
+
+def _waking(wake: Wake) -> Callable[[object], None]:
+    """Lets the thread end when its producer is gone."""
+    return lambda _: wake.set()
+
+
+def _flush_at_exit() -> None:
+    """Interpreter exit: what was sent and not closed is still written."""
+    for producer in list(_busy):
+        if producer._generation == _native.fork_generation() and not producer._closed:
+            with contextlib.suppress(Exception):
+                producer._flush(time.monotonic() + producer._max_block)
+
+
+atexit.register(_flush_at_exit)

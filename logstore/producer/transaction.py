@@ -1,0 +1,138 @@
+"""Transaction: records in many partitions, and offsets, that are committed together or not at all.
+
+Made by `Producer.transaction`.  At the end of its ``with`` block it is committed; if the block
+raises, aborted.  What was sent in it can be read by ``isolation="read_uncommitted"`` before, and by
+``"read_committed"`` once it is committed; what was aborted, never by the latter.
+
+One thread at a time; its producer has one transaction at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from logstore.errors import TransactionStateError
+from logstore.producer.delivery import Delivery
+from logstore.store.topic import Position
+
+__all__ = ["OffsetCommitter", "Transaction"]
+
+
+class OffsetCommitter(Protocol):
+    """What is asked of a consumer whose offsets belong to a transaction."""
+
+    @property
+    def group_id(self) -> str | None: ...
+    def commit_in_transaction(self, *, producer_id: int, producer_epoch: int) -> None:
+        """Commit what was consumed so far as a part of that producer's transaction."""
+
+
+class TransactionOwner(Protocol):
+    """What a transaction needs of its producer."""
+
+    @property
+    def send(self) -> Callable[..., Delivery]: ...
+    @property
+    def append(self) -> Callable[..., Position]: ...
+    def commit_transaction(self, transaction: Transaction, /) -> None: ...
+    def abort_transaction(self, transaction: Transaction, /) -> None: ...
+    def commit_offsets_in(self, transaction: Transaction, offsets: object,
+                          group_id: str | None, /) -> None: ...  # fmt: skip
+
+
+class Transaction:
+    """An open transaction.  Use it in a ``with`` block, or call `commit` or `abort`."""
+
+    def __init__(self, producer: TransactionOwner) -> None:
+        """Use `Producer.transaction`."""
+        self._producer = producer
+        self.enlisted: set[tuple[str, int]] = set()  # partitions that the coordinator knows of
+        self.over = ""  # how it ended
+        self.entered = False  # a with block ends it
+        # The producer's own, as quick as that; taken away when it is over.
+        self.send: Callable[..., Delivery] = producer.send
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {len(self.enlisted)} partitions, {self.over or 'open'}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "send":
+            self.check_open()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def check_open(self) -> None:
+        """Raise TransactionStateError when it is over."""
+        if self.over:
+            raise TransactionStateError(f"the transaction is over: it was {self.over}")
+
+    def append(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: Any = None,
+        partition: int | None = None,
+        dedupe_id: str | bytes | None = None,
+    ) -> Position:
+        """Append one record and return where it is.  It is durable when the transaction is."""
+        self.check_open()
+        return self._producer.append(topic, value, key=key, headers=headers, timestamp=timestamp,
+                                     partition=partition, dedupe_id=dedupe_id)  # fmt: skip
+
+    def commit_offsets(
+        self,
+        offsets: OffsetCommitter | Mapping[tuple[str, int], Any],
+        *,
+        group_id: str | None = None,
+    ) -> None:
+        """Commit offsets of a group together with the records of this transaction.
+
+        `offsets` is a Consumer, for all that it has consumed so far; or (topic, partition) to the
+        next offset to read, and then `group_id` names the group.
+        """
+        self.check_open()
+        self._producer.commit_offsets_in(self, offsets, group_id)
+
+    def commit(self) -> None:
+        """Make all of it visible, durably.
+
+        Raises TransactionAbortedError or FencedError when it is not committed, and never will be.
+        After another error `over` says how it ended: once the decision is in the log, "committed".
+        """
+        self.check_open()
+        self._producer.commit_transaction(self)
+
+    def abort(self) -> None:
+        """Make sure that none of it is ever visible to readers of what is committed."""
+        self.check_open()
+        self._producer.abort_transaction(self)
+
+    def end(self, how: str) -> None:
+        """It is over; for its producer."""
+        self.over = how
+        self.__dict__.pop("send", None)
+
+    def __enter__(self) -> Self:
+        self.check_open()
+        self.entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.over:
+            return
+        if error is None:
+            self.commit()
+            return
+        try:
+            self.abort()
+        except Exception as failure:  # noqa: BLE001  the user's own error goes first
+            error.add_note(f"and the transaction could not be aborted: {failure}")

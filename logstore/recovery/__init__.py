@@ -1,0 +1,1 @@
+"""Opening a partition after a crash: torn tails, plans, failed fsyncs."""

@@ -1,0 +1,81 @@
+"""FailedSync: the mark that an fsync of a log failed, for whoever opens it next.
+
+After a failed fsync the kernel may hold pages that it takes for clean and the disk does not have:
+a read, an fsync, even a new process would be told that all is well.  So the handle appends no more,
+and leaves ``logstore.failed``.  Opening again drops the cached pages, reads the log from the
+device, writes what is sound to new files, syncs these, and only then takes the mark away.
+
+A mark that could not be written is kept in this process; and recovery after any crash of a log that
+was synced before drops cached pages above the durable mark before it reads, so that a later process
+is not deceived either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+
+from logstore.files.directory import MISREAD, Directory, with_checksum, without_checksum
+
+__all__ = ["FailedSync"]
+
+log = logging.getLogger("logstore.partition")
+
+_unwritten: dict[str, FailedSync] = {}
+_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FailedSync:
+    """What was known to be durable when it happened, and what the system said."""
+
+    durable_offset: int
+    reason: str
+
+    NAME = "logstore.failed"
+
+    def leave(self, directory: Directory) -> None:
+        """Write it down, as safely as a disk that fails allows."""
+        body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
+        content = with_checksum(body)
+        with _lock:
+            _unwritten[_identity(directory)] = self
+        for sync in (True, False):
+            try:
+                directory.replace(self.NAME, content, sync=sync)
+            except OSError as error:
+                log.error("%s: the failed fsync could not be noted%s: %s", directory.path,
+                          " durably" if sync else "", str(error))  # fmt: skip
+            else:
+                break
+
+    @classmethod
+    def read(cls, directory: Directory) -> FailedSync | None:
+        """The mark; one that is there but cannot be read counts, with nothing known as durable."""
+        with _lock:
+            kept = _unwritten.get(_identity(directory))
+        try:
+            content = directory.read(cls.NAME, 65536)
+        except FileNotFoundError:
+            return kept
+        try:
+            found = cls(**json.loads(without_checksum(content)))
+            if type(found.durable_offset) is int and found.durable_offset >= 0:
+                return found
+        except MISREAD:
+            pass
+        return cls(0, "its mark cannot be read")
+
+    @classmethod
+    def remove(cls, directory: Directory) -> None:
+        """Once the log is on the disk again."""
+        directory.unlink(cls.NAME)
+        directory.sync()
+        with _lock:
+            _unwritten.pop(_identity(directory), None)
+
+
+def _identity(directory: Directory) -> str:
+    return str(directory.path.absolute())

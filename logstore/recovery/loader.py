@@ -1,0 +1,910 @@
+"""Recovery: from a directory, however it was left, to segments that can be read and appended to.
+
+The rule that matters: a torn tail and damage are told apart.
+
+- A batch that is not sound, with nothing sound behind it and nothing that says it was ever durable,
+  is the torn end of an append.  Its bytes are copied aside and cut off.
+- Anything else is damage: it stays where it is, is reported, and hides only its own offsets.  The
+  one exception is a power cut (the machine has booted since, and the place lies above everything
+  known to be durable): there the kernel may have kept a later page and lost an earlier one, and the
+  log is a prefix of what was written, as promised; what is cut off is kept aside, too.
+
+An I/O error while reading is never evidence of either: it is raised, and nothing is changed.
+Recovery may be killed at any point and run again.  A cleanly closed log is opened from file names,
+sizes and the active segment's indexes; no record data is read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from logstore import _native
+from logstore.errors import DiskFullError, NotALogError, UnsupportedFormatError
+from logstore.files.directory import (
+    MISREAD,
+    SEGMENT_SUFFIXES,
+    TEMPORARY_SUFFIXES,
+    Directory,
+    base_offset_of,
+    boot_id,
+    either_copy,
+    segment_name,
+    twice,
+)
+from logstore.files.disk_reserve import RESERVE_NAME
+from logstore.format.index import TransactionIndex
+from logstore.log.epochs import LeaderEpochs
+from logstore.log.producer_files import DiscardedSnapshot
+from logstore.log.segment import Segment, SegmentContents, empty_contents
+from logstore.log.segment_digest import SegmentDigest
+from logstore.log.state import (
+    CleanerCheckpoint,
+    DurableMark,
+    PartitionState,
+    StartMark,
+    lists_of_aborts,
+    read_leader_epochs,
+)
+from logstore.recovery.failed_sync import FailedSync
+from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+from logstore.recovery.wide_segments import split_wide_segments
+
+__all__ = ["Damage", "RecoveryProgress", "RecoveryReport", "TornTail", "load"]
+
+log = logging.getLogger("logstore.recovery")
+
+# Called with (bytes checked so far, bytes to check in all).
+RecoveryProgress = Callable[[int, int], None]
+
+TRUNCATION_PLAN = "truncate.plan"
+TORN = re.compile(r".+\.torn-\d+\Z")
+TORN_FILES_MAX = 16  # kept in one directory
+TORN_BYTES_MAX = 64 << 20  # kept of one torn tail
+DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
+_COPY_BYTES = 1 << 20
+BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
+INT64_MAX = (1 << 63) - 1
+
+
+class TornTail(NamedTuple):
+    """Bytes that were cut off because the append they belong to never finished."""
+
+    path: Path
+    position: int
+    size_bytes: int
+    offset: int  # the log goes on here
+    kept_as: Path | None  # None: nothing but zeros
+    reason: str
+
+
+class Damage(NamedTuple):
+    """Bytes that cannot be what was written.  Still in place; reading these offsets raises."""
+
+    path: Path
+    position: int
+    end_position: int
+    offsets: range
+    reason: str
+
+
+@dataclasses.dataclass(slots=True)
+class RecoveryReport:
+    """What opening found and did.  ``partition.recovery``."""
+
+    clean: bool = True
+    bytes_checked: int = 0
+    segments_checked: int = 0
+    torn: list[TornTail] = dataclasses.field(default_factory=list)
+    damage: list[Damage] = dataclasses.field(default_factory=list)
+    indexes_rebuilt: list[Path] = dataclasses.field(default_factory=list)
+    removed: list[Path] = dataclasses.field(default_factory=list)
+    set_aside: list[Path] = dataclasses.field(default_factory=list)
+    rewritten: list[Path] = dataclasses.field(default_factory=list)  # after a failed fsync
+    truncation_finished: bool = False
+    swap_finished: bool = False  # rewritten segments took the place of old ones
+    snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.clean:
+            return "closed cleanly: nothing to check"
+        cut = sum(tail.size_bytes for tail in self.torn)
+        lost = sum(len(damage.offsets) for damage in self.damage)
+        return (
+            f"checked {self.bytes_checked} bytes in {self.segments_checked} segments; "
+            f"cut {cut} torn bytes; {len(self.damage)} damaged stretches hide {lost} offsets; "
+            f"rebuilt {len(self.indexes_rebuilt)} indexes"
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class LoadedLog:
+    """Segments in order, and what is in the last of them."""
+
+    segments: list[Segment]
+    contents: SegmentContents  # of the last segment
+    start_offset: int
+    recovery_point: int
+    durable_offset: int
+    dense_from: int
+    report: RecoveryReport
+    version: int = 0
+    names: list[str] = dataclasses.field(default_factory=list)  # of files about producers
+    quiet_from: int = INT64_MAX  # base of the segments that were seen to have no producers
+    lost_end: int = -1  # readonly: records up to here were durable and are gone
+    needs_roll: bool = False  # the last segment ends in damage: append to a new one
+    epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
+    leader_epoch: int = 0  # the last that was begun
+    aborts_known: bool = True  # no list of aborted transactions is missing
+    cuts: int = 0  # truncations so far
+    cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
+    untouched: bool = False  # as a clean close left it: nothing has to be written yet
+
+
+MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
+
+
+class Claims(NamedTuple):
+    """What the root's checkpoints say of a partition: believed where it has no state of its own.
+
+    A broker keeps these and no state; `only`: a broker came after whoever wrote the state.
+    """
+
+    recovery_point: int = 0
+    start_offset: int = 0
+    first_dirty_offset: int = -1  # of compaction
+    only: bool = False
+
+    def as_state(self, version: int) -> PartitionState:
+        return PartitionState(
+            clean=False,
+            version=version,
+            boot="",
+            recovery_point=self.recovery_point,
+            start_offset=self.start_offset,
+            end_offset=0,
+            dense_from=1 << 62,
+            segments=0,
+            active_base=0,
+            active_bytes=0,
+            active_indexes_crc=0,
+            first_timestamp=-1,
+        )
+
+
+def refuse_foreign(directory: Directory) -> None:
+    """Raise NotALogError for a directory that holds something else; before anything is created."""
+    names = directory.names()
+    if any(name.endswith(".log") for name in names):
+        return
+    known = {".lock", PartitionState.NAME, DurableMark.NAME, "leader-epoch-checkpoint",
+             "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME,
+             StartMark.NAME, RESERVE_NAME, FailedSync.NAME}  # fmt: skip
+    for name in sorted(names):
+        recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
+        if name not in known and not recognised and ".torn-" not in name:
+            raise NotALogError(
+                f"{directory.path} is not a log: it has no .log file but others, such as "
+                f"{name!r}; choose an empty or a new directory"
+            )
+
+
+def load(
+    directory: Directory,
+    make_segment: MakeSegment,
+    *,
+    readonly: bool,
+    progress: RecoveryProgress | None = None,
+    claims: Claims | None = None,
+) -> LoadedLog:
+    """Open the segments of a partition directory, repairing what a crash left behind.
+
+    With `readonly`, nothing is written: what would be cut is only left out of sight.
+    """
+    return _Loader(directory, make_segment, readonly, progress, claims).load()
+
+
+class _Loader:
+    def __init__(
+        self,
+        directory: Directory,
+        make_segment: MakeSegment,
+        readonly: bool,
+        progress: RecoveryProgress | None,
+        claims: Claims | None,
+    ) -> None:
+        self.claims = claims
+        self.state_lost = False  # there is none that can be trusted
+        self.own_state = True  # the state is the partition's own, not made from claims
+        self.directory = directory
+        self.make_segment = make_segment
+        self.readonly = readonly
+        self.progress = progress
+        self.report = RecoveryReport()
+        self.total_bytes = 0
+        self.mark = -1
+        self.epochs = LeaderEpochs()
+        self.state: PartitionState | None = None
+        # An fsync failed when it was last written: nothing that is cached is believed.
+        self.failed: FailedSync | None = None
+        self.staged: set[int] = set()  # readonly: segments that are still named .swap
+        self.truncated_to: int | None = None  # a truncation was finished here
+
+    def load(self) -> LoadedLog:
+        if self.readonly:
+            # Before the listing: beside a writer the files may be ahead of it, never behind.
+            self.mark = DurableMark.read(self.directory)
+        self.failed = FailedSync.read(self.directory)
+        state = PartitionState.read(self.directory)
+        self.state_lost = state is None
+        cuts, cut_offsets = (0, ()) if state is None else (state.cuts, state.cut_offsets)
+        self.epochs = LeaderEpochs(read_leader_epochs(self.directory))
+        epochs_known = self.epochs.latest is not None
+        if self.claims is not None and (state is None or self.claims.only):
+            self.own_state = False
+            state = self.claims.as_state(state.version if state else 0)
+        loaded = self.load_from(state)
+        if not epochs_known and not self.readonly:
+            self.rebuild_epochs(loaded)
+        loaded.epochs = self.epochs
+        loaded.leader_epoch = max(self.epochs.latest or 0, state.leader_epoch if state else 0)
+        loaded.version = state.version if state else 0
+        finished = () if self.truncated_to is None else (self.truncated_to,)
+        loaded.cuts, loaded.cut_offsets = cuts + len(finished), (*cut_offsets, *finished)
+        return loaded
+
+    def load_from(self, state: PartitionState | None) -> LoadedLog:
+        names = self.directory.names()
+        while self.readonly and sorted(names) != sorted(again := self.directory.names()):
+            names = again  # a listing that races with a roll may miss a name
+        if self.readonly and SWAP_PLAN in names:
+            names = self.as_planned(names)
+        if not self.readonly:
+            if SWAP_PLAN in names:
+                self.finish_planned_swap()
+                names = self.directory.names()
+            if TRUNCATION_PLAN in names:
+                self.finish_truncation()
+                names = self.directory.names()
+            self.state = state
+            names = self.sweep(names)
+            state = self.state
+            if (state is None or not self.own_state) and split_wide_segments(self.directory, names):
+                names = self.directory.names()
+        bases = self.segment_bases(names)
+        if self.readonly and TRUNCATION_PLAN in names:
+            bases = self.bases_before_cut(bases)
+        if self.readonly and state is not None:
+            # What lies wholly below the start is about to be deleted.
+            bases = bases[max(0, bisect.bisect_right(bases, state.start_offset) - 1) :]
+        if not bases:
+            start = state.start_offset if state else 0
+            self.report.clean = not names or state is not None
+            start = self.without_segments(state, start)
+            for name in names:
+                if name.endswith(".snapshot") and not self.readonly:
+                    self.remove(name)  # of a log that is gone
+            segment = self.make_segment(start, True)
+            return LoadedLog([segment], empty_contents(start), start, start, start,
+                             state.dense_from if state else 0, self.report)  # fmt: skip
+        dense_from = state.dense_from if state else 1 << 62
+        segments = [self.make_segment(base, base >= dense_from) for base in bases]
+        for segment, following in zip(segments, bases[1:], strict=False):
+            segment.next_base = following
+        for segment in segments:
+            segment.stage = ".swap" if segment.base_offset in self.staged else ""
+        start = max(bases[0], state.start_offset if state else 0)
+        believed = state is not None and state.clean and self.failed is None
+        if believed and state is not None and self.matches(state, segments):
+            loaded = self.load_clean(state, segments, set(names))
+            loaded.untouched = not self.report.removed
+        else:
+            loaded = self.load_unclean(state, segments)
+        if self.state_lost or not self.own_state:
+            # A broker's start is not below ours: it began with ours, and no start goes back.
+            noted = StartMark.read(self.directory)
+            start = max(start, noted if noted <= loaded.contents.next_offset else 0)
+        loaded.start_offset = start
+        if state is not None and self.own_state and state.aborts >= 0:
+            indexed = {base_offset_of(name) for name in names if name.endswith(".txnindex")}
+            spans = [(segment.base_offset, segment.next_base) for segment in segments]
+            found = lists_of_aborts(spans, indexed, state.start_offset, state.recovery_point,
+                                    state.clean)  # fmt: skip
+            loaded.aborts_known = found == state.aborts
+            if not loaded.aborts_known:
+                log.warning("%s: a list of aborted transactions is missing: made from the log",
+                            self.directory.path)  # fmt: skip
+        loaded.names = [name for name in names if name.endswith((".snapshot", ".txnindex"))]
+        if state is None or not self.own_state:
+            loaded.dense_from = loaded.contents.next_offset
+        if loaded.contents.next_offset < start:
+            same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+            whole = not self.report.torn and not self.report.set_aside
+            if whole and (not self.own_state or (same_boot and self.failed is None)):
+                # Nothing was cut, and no power: the claim is not of this log.
+                log.warning("%s: a start at offset %d is beyond the end %d: ignored",
+                            self.directory.path, start, loaded.contents.next_offset)  # fmt: skip
+                loaded.start_offset = bases[0]
+                return loaded
+            return self.restart_at(start, loaded)
+        return loaded
+
+    def without_segments(self, state: PartitionState | None, start: int) -> int:
+        """Where a log goes on that has no file any more: behind all that it was known to have.
+
+        What a broker knows of it (`own_state` is false) says nothing of its end.
+        """
+        if not self.own_state:
+            return start
+        end = max(DurableMark.read(self.directory), state.end_offset if state else 0)
+        if end <= start:
+            return start
+        path = self.directory.path / segment_name(start, ".log")
+        damage = Damage(path, 0, 0, range(start, end), "all segments are missing")
+        self.report.clean = False
+        self.report.damage.append(damage)
+        if not self.readonly:
+            log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
+        return end
+
+    # ---- the directory ----
+
+    def segment_bases(self, names: list[str]) -> list[int]:
+        return sorted(base_offset_of(name) for name in names if name.endswith(".log"))
+
+    def bases_before_cut(self, bases: list[int]) -> list[int]:
+        """A truncation was not finished: what it deletes may be there or not, and is left out."""
+        try:
+            plan = TruncationPlan.read(self.directory)
+        except FileNotFoundError:
+            return bases  # finished just now
+        return bases if plan is None else [base for base in bases if base not in plan.segments]
+
+    def remove(self, name: str) -> None:
+        self.directory.unlink(name)
+        self.report.removed.append(self.directory.path / name)
+
+    def sweep(self, names: list[str]) -> list[str]:
+        """Finish or undo what an earlier process left half-done; drop files without a log."""
+        if not any(name.endswith((*TEMPORARY_SUFFIXES, ".tmp")) for name in names):
+            self.sweep_orphans(names)
+            return self.directory.names() if self.report.removed else names
+        for name in names:
+            if name.endswith((".deleted", ".tmp")):
+                self.remove(name)
+        cleaned = [base_offset_of(name) for name in names if name.endswith(".cleaned")]
+        for name in names:
+            unfinished = name.endswith(".swap") and cleaned and base_offset_of(name) >= min(cleaned)
+            if name.endswith(".cleaned") or unfinished:
+                self.remove(name)
+        self.finish_swap([name for name in self.directory.names() if name.endswith(".swap")])
+        names = self.directory.names()
+        self.sweep_orphans(names)
+        return self.directory.names()
+
+    def finish_swap(self, swapped: list[str]) -> None:
+        """Complete files wait to replace others: Kafka's rule decides which are superseded."""
+        if not swapped:
+            return
+        # Without a plan they are a broker's, who may have renamed some of them already.
+        self.allow_gaps(max(map(base_offset_of, swapped)) + 1)
+        logs = [name for name in swapped if name.endswith(".log.swap")]
+        if logs:
+            first = min(map(base_offset_of, logs))
+            end = max(self.end_of_swapped(name) for name in logs)
+            self.allow_gaps(end)
+            for name in self.directory.names():
+                if name.endswith(SEGMENT_SUFFIXES) and first <= base_offset_of(name) < end:
+                    self.remove(name)
+        for name in swapped:
+            self.directory.rename(name, name.removesuffix(".swap"))
+        self.directory.sync()
+
+    def allow_gaps(self, end: int) -> None:
+        """Offsets below may be missing from now on: known before the first file is replaced."""
+        if self.own_state and self.state is not None and self.state.dense_from < end:
+            self.state = dataclasses.replace(self.state, dense_from=end)
+            self.state.write(self.directory)
+
+    def end_of_swapped(self, name: str) -> int:
+        file = self.directory.open(name)
+        base = base_offset_of(name)
+        found = _native.scan_prefix(file, base, 0, file.size(), base, 4096, False, None)
+        return int(found["next_offset"])
+
+    def sweep_orphans(self, names: list[str]) -> None:
+        logs = {base_offset_of(name) for name in names if name.endswith(".log")}
+        for name in names:
+            index = name.endswith(BESIDE_LOG)
+            if index and base_offset_of(name) not in logs:
+                self.remove(name)
+
+    def set_aside(self, segment: Segment, why: str) -> None:
+        """Keep a whole segment under a name that nobody loads."""
+        name = segment_name(segment.base_offset, ".log")
+        kept = self.torn_name(name)
+        self.directory.rename(name, kept)
+        for suffix in BESIDE_LOG:
+            self.directory.unlink(segment_name(segment.base_offset, suffix))
+        self.report.set_aside.append(self.directory.path / kept)
+        log.warning("%s set aside as %s: %s", segment.path, kept, why)
+
+    def torn_name(self, name: str) -> str:
+        """A name for what is kept aside; the oldest goes when there are many."""
+        kept = [each for each in self.directory.names() if TORN.match(each)]
+        kept.sort(key=lambda each: (self.directory.modified_ms(each), each))
+        for each in kept[: max(0, len(kept) - TORN_FILES_MAX + 1)]:
+            self.remove(each)
+            log.warning("%s/%s removed: more than %d such files",
+                        self.directory.path, each, TORN_FILES_MAX)  # fmt: skip
+        number = 1
+        while f"{name}.torn-{number}" in kept:
+            number += 1
+        return f"{name}.torn-{number}"
+
+    # ---- after a clean close ----
+
+    def matches(self, state: PartitionState, segments: list[Segment]) -> bool:
+        """Whether the directory still looks as it did when the state was written."""
+        return (
+            len(segments) == state.segments
+            and segments[-1].base_offset == state.active_base
+            and segments[-1].size_bytes == state.active_bytes
+            and segments[-1].indexes_crc() == state.active_indexes_crc
+        )
+
+    def load_clean(
+        self, state: PartitionState, segments: list[Segment], names: set[str]
+    ) -> LoadedLog:
+        for segment in segments:
+            if segment_name(segment.base_offset, ".index") not in names:
+                self.rebuild_indexes(segment)
+        active = segments[-1]
+        contents = active.contents_from_indexes(
+            state.active_bytes, state.end_offset, state.first_timestamp
+        )
+        return LoadedLog(segments, contents, state.start_offset, state.end_offset,
+                         state.end_offset, state.dense_from, self.report)  # fmt: skip
+
+    def rebuild_indexes(self, segment: Segment) -> None:
+        contents = self.walk(segment)
+        if not self.readonly:
+            self.write_indexes(segment, contents, sync=False)
+        self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
+
+    # ---- after a crash ----
+
+    def load_unclean(self, state: PartitionState | None, segments: list[Segment]) -> LoadedLog:
+        self.report.clean = False
+        if state is not None and self.own_state and state.start_offset < segments[0].base_offset:
+            self.report.damage.append(
+                Damage(
+                    segments[0].path,
+                    0,
+                    0,
+                    range(state.start_offset, segments[0].base_offset),
+                    "the segments before this one are missing",
+                )
+            )
+        recovery_point = state.recovery_point if state else 0
+        if not self.readonly:
+            self.mark = DurableMark.read(self.directory)
+        # Ours, unless a broker came after whoever wrote it; also when the state beside it is lost.
+        mark = -1 if self.claims is not None and self.claims.only else self.mark
+        durable = max(mark, recovery_point)
+        same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
+        if self.failed is not None:
+            same_boot = False  # as after a power cut: any page may be the old one
+        first = max(
+            (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0
+        )
+        if self.readonly:
+            first = len(segments) - 1  # what is sealed is checked as it is read
+        if (
+            len(segments) > 1
+            and not self.readonly
+            and segments[-1].base_offset != recovery_point
+            and not segments[-1].size_bytes
+        ):
+            first = self.drop_empty_last(segments, first)
+        self.total_bytes = sum(segment.size_bytes for segment in segments[first:])
+        needs_roll = False
+        producers = 0
+        contents = empty_contents(segments[first].base_offset)
+        for number in range(first, len(segments)):
+            segment = segments[number]
+            last = number == len(segments) - 1
+            if not self.readonly and (self.failed is not None or (same_boot and mark >= 0)):
+                # Without a mark no sync has ended here, and a log of many bytes is read from
+                # memory; with one, only what lies above it is read from the device.
+                self.forget_cached(segment, durable)
+            found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
+            contents = found
+            self.note_epochs(found)
+            producers += found.producers
+            needs_roll = last and damaged_tail
+            known_end = durable if self.own_state else mark  # a broker's claims are not ours
+            if last and not needs_roll and contents.next_offset < known_end:
+                # Every batch that is left is sound, but durable ones behind them are gone.
+                lost = contents._replace(reason="the file ends before its records do")
+                self.note_damage(segment, lost, contents.position, durable)
+                needs_roll = True
+            if cut and not last:
+                for later in segments[number + 1 :]:
+                    self.set_aside(later, "a power cut lost records before it")
+                segments = segments[: number + 1]
+                segment.next_base = None
+                break
+        if self.failed is not None and not self.readonly:
+            for segment in segments[first:]:
+                self.write_anew(segment)
+            FailedSync.remove(self.directory)
+        lost_end = durable if needs_roll else -1
+        if needs_roll and not self.readonly:
+            contents = contents._replace(next_offset=max(contents.next_offset, durable))
+        durable = min(durable, contents.next_offset)
+        recovery_point = min(recovery_point, contents.next_offset)
+        dense_from = state.dense_from if state else 0
+        quiet_from = INT64_MAX if producers else segments[first].base_offset
+        return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
+                         needs_roll=needs_roll, lost_end=lost_end,
+                         quiet_from=quiet_from)  # fmt: skip
+
+    # ---- after a failed fsync ----
+
+    def forget_cached(self, segment: Segment, durable: int) -> None:
+        """Have the bytes above the durable mark read from the device, not from memory.
+
+        Pages that were never written back stay; those that a failed fsync left look clean and go.
+        """
+        position = 0
+        if self.failed is None and segment.base_offset < durable:
+            position = max(0, segment.offset_index.lookup(durable)[1])
+        segment.release()
+        file = self.directory.open(segment_name(segment.base_offset, ".log"))
+        try:
+            file.forget(position, max(0, file.size() - position))
+        finally:
+            file.close()
+
+    def write_anew(self, segment: Segment) -> None:
+        """Put what was found sound into a new file, which no failed fsync has touched."""
+        name = segment_name(segment.base_offset, ".log")
+        unfinished = f"{name}.tmp"
+        segment.release()
+        self.directory.unlink(unfinished)
+        source = self.directory.open(name)
+        try:
+            target = self.directory.open(unfinished, write=True, create=True, exclusive=True)
+            try:
+                position = 0
+                while piece := source.pread(_COPY_BYTES, position):
+                    target.append_at(piece, position)
+                    position += len(piece)
+                target.sync()
+            finally:
+                target.close()
+        finally:
+            source.close()
+        self.directory.rename(unfinished, name)
+        self.directory.sync()
+        self.report.rewritten.append(self.directory.path / name)
+        log.warning("%s written anew after a failed fsync", segment.path)
+
+    # ---- leader epochs ----
+
+    def note_epochs(self, contents: SegmentContents) -> None:
+        """What the file is behind by: the batches of a segment that was checked tell."""
+        for epoch, offset in contents.leader_epochs:
+            if self.epochs.latest is None or epoch > self.epochs.latest:
+                self.epochs.assign(epoch, offset)
+
+    def rebuild_epochs(self, loaded: LoadedLog) -> None:
+        """The file is lost: find where the epoch changes.
+
+        Epochs only grow along the log, so a segment that starts with the same epoch as the next one
+        holds nothing else; only the others are walked.
+        """
+        self.epochs = LeaderEpochs()
+        segments = [segment for segment in loaded.segments if self.holds_batch(segment)]
+        first = [int.from_bytes(s.file.pread(16, 0)[12:], "big", signed=True) for s in segments]
+        for number, (segment, epoch) in enumerate(zip(segments, first, strict=True)):
+            if first[number + 1 : number + 2] == [epoch]:
+                if epoch >= 0 and (self.epochs.latest is None or epoch > self.epochs.latest):
+                    self.epochs.assign(epoch, segment.base_offset)
+            else:
+                self.note_epochs(segment.walk())
+            segment.release()
+
+    def holds_batch(self, segment: Segment) -> bool:
+        try:
+            return segment.size_bytes >= 61
+        except FileNotFoundError:  # one that is about to be created
+            return False
+
+    def drop_empty_last(self, segments: list[Segment], first: int) -> int:
+        """A roll that failed half-way may leave an empty file inside its predecessor's range."""
+        last, previous = segments[-1], segments[-2]
+        if previous.walk().next_offset > last.base_offset:
+            self.remove(segment_name(last.base_offset, ".log"))
+            segments.pop()
+            previous.next_base = None
+        return min(first, len(segments) - 1)
+
+    def walk(
+        self, segment: Segment, position: int = 0, next_offset: int | None = None
+    ) -> SegmentContents:
+        before = self.report.bytes_checked
+
+        def moved(now: int) -> None:
+            self.report.bytes_checked = before + now - position
+            if self.progress is not None:
+                self.progress(self.report.bytes_checked, self.total_bytes)
+
+        return segment.walk(position, next_offset=next_offset, progress=moved)
+
+    def recover(
+        self, segment: Segment, last: bool, durable: int, same_boot: bool
+    ) -> tuple[SegmentContents, bool, bool]:
+        """Check one segment: its contents, whether it ends in damage, whether it was cut."""
+        size = segment.size_bytes
+        self.report.segments_checked += 1
+        contents = self.walk(segment)
+        damaged_tail = cut = False
+        while contents.stopped != "end":
+            if contents.stopped == "legacy":
+                raise UnsupportedFormatError(
+                    f"{segment.path} at byte {contents.position}: message format 0 or 1, written "
+                    f"by Kafka 0.10 or older; let a Kafka 3.x broker rewrite the topic in format 2"
+                )
+            known_durable = contents.next_offset < durable
+            sound = _native.find_batch(
+                segment.file, contents.position, size, contents.next_offset, segment.offset_max
+            )
+            power_cut = not same_boot and not known_durable
+            if sound is not None and not power_cut:
+                position, base, _ = sound
+                self.note_damage(segment, contents, position, base)
+                later = self.walk(segment, position, base)
+                contents = contents.followed_by(later)
+                continue
+            if sound is None and (known_durable or (not last and not power_cut)):
+                end = max(durable, segment.next_base or 0) if not last else durable
+                self.note_damage(segment, contents, size, end)
+                contents = contents._replace(position=size, stopped="end")
+                damaged_tail = True
+                break
+            cut = True
+            self.cut(segment, contents, size)
+            contents = contents._replace(stopped="end")
+        if not (last or same_boot or damaged_tail) and segment.dense:
+            # Sound as far as it goes; yet what lay before the next segment may have been lost, and
+            # at the end of a batch that leaves no other trace.
+            cut |= durable <= contents.next_offset < (segment.next_base or 0)
+        if not self.readonly:
+            self.refresh_indexes(segment, contents)
+        return contents, damaged_tail, cut
+
+    def note_damage(
+        self, segment: Segment, contents: SegmentContents, end_position: int, end_offset: int
+    ) -> None:
+        damage = Damage(
+            segment.path,
+            contents.position,
+            end_position,
+            range(contents.next_offset, max(contents.next_offset, end_offset)),
+            contents.reason,
+        )
+        self.report.damage.append(damage)
+        if not self.readonly:  # beside a writer it may be a cut: see Partition
+            log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
+
+    def cut(self, segment: Segment, contents: SegmentContents, size: int) -> None:
+        """Cut a torn tail off, its bytes kept aside first."""
+        position = contents.position
+        kept: Path | None = None
+        if not self.readonly:
+            kept = self.copy_aside(segment, position, size)
+            SegmentDigest.remove(self.directory, segment.base_offset)
+            file = self.directory.open(segment_name(segment.base_offset, ".log"), write=True)
+            try:
+                file.truncate(position)
+                file.sync()
+            finally:
+                file.close()
+            segment.release()
+        self.report.torn.append(
+            TornTail(
+                segment.path, position, size - position, contents.next_offset, kept, contents.reason
+            )
+        )
+        log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
+
+    def copy_aside(self, segment: Segment, position: int, size: int) -> Path | None:
+        """Keep the first bytes of what is cut; nothing when they are zeros or the disk is full."""
+        kept: str | None = None
+        target: _native.File | None = None
+        start = position
+        size = min(size, position + TORN_BYTES_MAX)
+        try:
+            while position < size:
+                piece = segment.file.pread(min(_COPY_BYTES, size - position), position)
+                if not piece:
+                    break
+                if target is None and piece.strip(b"\0"):
+                    kept = self.torn_name(segment_name(segment.base_offset, ".log"))
+                    target = self.directory.open(kept, write=True, create=True, exclusive=True)
+                if target is not None:
+                    target.append_at(piece, position - start)
+                position += len(piece)
+            if target is not None:
+                target.sync()
+        except DiskFullError as error:
+            # Nobody was ever promised these bytes; opening the log must not need room for them.
+            log.warning(
+                "%s: the torn bytes at %d are not kept: %s", segment.path, start, str(error)
+            )
+            if kept is not None:
+                self.directory.unlink(kept)
+            kept = None
+        finally:
+            if target is not None:
+                target.close()
+        return None if kept is None else self.directory.path / kept
+
+    def refresh_indexes(self, segment: Segment, contents: SegmentContents) -> None:
+        """Write the index files anew where they differ from what the log says."""
+        names = (segment_name(segment.base_offset, suffix) for suffix in (".index", ".timeindex"))
+        try:
+            held = [self.directory.read(name) for name in names]
+        except FileNotFoundError:
+            held = []
+        wanted = [contents.offsets, segment.final_times(contents)]
+        if held != wanted:
+            self.write_indexes(segment, contents, sync=True)
+            self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
+
+    def write_indexes(self, segment: Segment, contents: SegmentContents, *, sync: bool) -> None:
+        try:
+            segment.write_indexes(contents, sync=sync)
+        except DiskFullError as error:
+            log.warning("%s: no room for its indexes, which are made when needed: %s",
+                        segment.path, str(error))  # fmt: skip
+            for suffix in (".index", ".timeindex"):
+                self.directory.unlink(segment_name(segment.base_offset, suffix))
+
+    def restart_at(self, start: int, loaded: LoadedLog) -> LoadedLog:
+        """The log ends below its own start: nothing of it is valid any more."""
+        for segment in loaded.segments:
+            if not self.readonly:
+                segment.release()
+                self.set_aside(segment, f"the log ends below its start offset {start}")
+        if not self.readonly:
+            for name in self.directory.names():
+                if name.endswith(".snapshot"):
+                    self.remove(name)
+        segment = self.make_segment(start, True)
+        return LoadedLog([segment], empty_contents(start), start, start, start, start, self.report)
+
+    # ---- an interrupted swap ----
+
+    def finish_planned_swap(self) -> None:
+        plan = SwapPlan.read(self.directory)
+        if plan is None:
+            self.directory.unlink(SWAP_PLAN)  # not written in full: nothing was renamed yet
+            self.directory.sync()
+            return
+        if plan.is_sound(self.directory):
+            plan.apply(self.directory)
+            self.report.swap_finished = True
+        else:
+            log.warning(
+                "%s: a rewritten segment is damaged; the old ones stay", self.directory.path
+            )
+            plan.revert(self.directory)
+        plan.finish(self.directory)
+
+    def as_planned(self, names: list[str]) -> list[str]:
+        """The names a reader goes by while a writer swaps segments, or died doing so."""
+        plan = SwapPlan.read(self.directory)
+        if plan is None or any(f"{name}.cleaned" in names for name in plan.new.names()):
+            return names  # the old ones are all still there
+        new = plan.new.base_offset
+        log_name = segment_name(new, ".log")
+        if f"{log_name}.swap" in names:
+            self.staged.add(new)
+        hidden = {segment_name(base, suffix) for base in plan.old for suffix in SEGMENT_SUFFIXES}
+        return [name for name in names if name not in hidden] + plan.new.names()
+
+    # ---- an interrupted truncation ----
+
+    def finish_truncation(self) -> None:
+        plan = TruncationPlan.read(self.directory)
+        if plan is not None:
+            plan.apply(self.directory)
+            self.report.truncation_finished = True
+            self.truncated_to = plan.end_offset
+        self.directory.unlink(TRUNCATION_PLAN)
+        self.directory.sync()
+
+
+class TruncationPlan(NamedTuple):
+    """Everything needed to cut the log, so that a crash in between can be finished.
+
+    The batch that straddles the cut cannot be shortened in place: its kept records are encoded
+    anew and travel in the plan.
+    """
+
+    base_offset: int  # the segment that becomes the last
+    position: int  # where its file is cut
+    batch: bytes  # goes there: the kept records of the straddling batch; may be empty
+    segments: tuple[int, ...]  # bases of later segments, to be deleted
+    end_offset: int = 1 << 62  # snapshots and aborted transactions from here on go
+
+    def write(self, directory: Directory) -> None:
+        head = {
+            "base": self.base_offset,
+            "position": self.position,
+            "later": self.segments,
+            "end": self.end_offset,
+        }
+        body = json.dumps(head).encode() + b"\n" + self.batch
+        # Twice: records that must stay may be nowhere else, so one damaged copy must not lose them.
+        directory.replace(TRUNCATION_PLAN, twice(body))
+
+    @classmethod
+    def read(cls, directory: Directory) -> TruncationPlan | None:
+        """The plan, or None when it was not written in full: then nothing has been cut."""
+        body = either_copy(directory.read(TRUNCATION_PLAN))
+        try:
+            if body is None:
+                return None
+            head, _, batch = body.partition(b"\n")
+            fields = json.loads(head)
+            base, position, later = fields["base"], fields["position"], tuple(fields["later"])
+            end = fields.get("end", 1 << 62)
+        except MISREAD:
+            return None
+        numbers = (base, position, end, *later)
+        sound = all(type(number) is int and number >= 0 for number in numbers)
+        return cls(base, position, batch, later, end) if sound else None
+
+    def apply(self, directory: Directory) -> None:
+        """Cut.  May be repeated."""
+        for base in self.segments:
+            for suffix in SEGMENT_SUFFIXES:
+                directory.unlink(segment_name(base, suffix))
+        for name in directory.names():
+            if name.endswith(".snapshot") and base_offset_of(name) > self.end_offset:
+                directory.unlink(name)
+        if not directory.exists(segment_name(self.base_offset, ".log")):
+            return  # cut before, and its empty rest replaced by a segment of another base
+        SegmentDigest.remove(directory, self.base_offset)
+        file = directory.open(segment_name(self.base_offset, ".log"), write=True)
+        try:
+            file.truncate(self.position)
+            if self.batch:
+                file.append_at(self.batch, self.position)
+            file.sync()
+        finally:
+            file.close()
+        for suffix in (".index", ".timeindex", ".summary"):
+            directory.unlink(segment_name(self.base_offset, suffix))
+        self.cut_transactions(directory)
+        directory.sync()
+
+    def cut_transactions(self, directory: Directory) -> None:
+        name = segment_name(self.base_offset, ".txnindex")
+        if directory.exists(name):
+            index = TransactionIndex(self.base_offset, directory.read(name))
+            index.truncate_to(self.end_offset)
+            if index.entries:
+                directory.with_room(lambda: directory.write(name, index.entries, sync=True))
+            else:
+                directory.unlink(name)

@@ -1,0 +1,105 @@
+"""Segments that span more offsets than an index can tell apart, split as a broker splits them.
+
+An index counts offsets from its segment's base in 31 bits.  Old brokers could compact segments into
+one that spans more; a log that is taken over from such a directory is split before anything else.
+
+Safe at any point: the tail is a segment of its own, on disk, before it is cut off; a cut that was
+not made is made the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from logstore import _native
+from logstore.errors import InvalidRecordError
+from logstore.files.directory import Directory, base_offset_of, segment_name
+from logstore.format.batch import HEADER_BYTES, BatchHeader
+from logstore.log.segment import RELATIVE_MAX
+
+__all__ = ["split_wide_segments"]
+
+log = logging.getLogger("logstore.split")
+
+_COPY_BYTES = 1 << 20
+_CRC_FROM = 21  # where the checksummed part of a batch begins
+
+
+def split_wide_segments(directory: Directory, names: list[str]) -> bool:
+    """Whether any segment had to be split.  Reads only those that can be too wide."""
+    bases = sorted(base_offset_of(name) for name in names if name.endswith(".log"))
+    changed = False
+    number = 0
+    while number < len(bases):
+        following = bases[number + 1] if number + 1 < len(bases) else None
+        if following is None or following - bases[number] > RELATIVE_MAX:
+            base = _split(directory, bases[number])
+            if base is not None:
+                changed = True
+                bases = sorted({*bases, base})
+        number += 1
+    return changed
+
+
+def _split(directory: Directory, base: int) -> int | None:
+    """Cut one segment before the first batch that is out of its range; that batch's offset."""
+    file = directory.open(segment_name(base, ".log"), write=True)
+    try:
+        size = file.size()
+        found = _native.scan_prefix(file, base, 0, size, base, 4096, False, None)
+        position = int(found["position"])
+        header = _sound_header(file, position, size)
+        if header is None or header.base_offset - base <= RELATIVE_MAX:
+            return None
+        log.warning(
+            "%s spans more than 2^31 offsets: from %d on it becomes a segment of its own",
+            file.path,
+            header.base_offset,
+        )
+        name = segment_name(header.base_offset, ".log")
+        if position == 0:
+            directory.rename(segment_name(base, ".log"), name)
+        elif not directory.exists(name):
+            _copy_tail(directory, file, position, size, name)
+        directory.sync()
+        if position > 0:
+            file.truncate(position)
+            file.sync()
+    finally:
+        file.close()
+    for suffix in (".index", ".timeindex", ".sum"):  # of the whole; made again from what is left
+        directory.unlink(segment_name(base, suffix))
+    return header.base_offset
+
+
+def _sound_header(file: _native.File, position: int, size: int) -> BatchHeader | None:
+    """The header of the batch at `position`, if a whole one with a right checksum is there."""
+    if size - position < HEADER_BYTES:
+        return None
+    try:
+        header = BatchHeader.parse(file.pread(HEADER_BYTES, position))
+    except InvalidRecordError:
+        return None
+    end = position + header.size_bytes
+    if end > size:
+        return None
+    crc = 0
+    for at in range(position + _CRC_FROM, end, _COPY_BYTES):
+        crc = _native.crc32c(file.pread(min(_COPY_BYTES, end - at), at), crc)
+    return header if crc == header.crc else None
+
+
+def _copy_tail(
+    directory: Directory, source: _native.File, position: int, size: int, name: str
+) -> None:
+    unfinished = name + ".tmp"
+    directory.unlink(unfinished)
+    target = directory.open(unfinished, write=True, create=True, exclusive=True)
+    try:
+        for at in range(position, size, _COPY_BYTES):
+            part = source.pread(min(_COPY_BYTES, size - at), at)
+            target.append_at(part, at - position)
+        target.sync()
+    finally:
+        target.close()
+    directory.rename(unfinished, name)

@@ -1,0 +1,1 @@
+"""The files in a store's root: catalogue, clean shutdown, checkpoints, producer ids."""

@@ -1,0 +1,300 @@
+"""The root of a store: its own files, beside the directories of the partitions.
+
+Kafka's: ``meta.properties`` names the node, ``.kafka_cleanshutdown`` says that the last owner
+closed in order.  Ours, which a broker ignores: ``logstore.topics`` lists topics and their settings,
+``logstore.clean`` is the twin of the marker and says that it was us who closed.
+
+Invariant: the catalogue is what makes a topic exist as a whole.  Partitions that are being created
+or deleted are named in it before the first of their directories appears or goes, so that a crash in
+between is undone or finished by the next open.  A directory that no catalogue names is a broker's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import time
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from logstore import _native
+from logstore.config import ConfigError, PartitionConfig
+from logstore.errors import InvalidNameError, NotALogError
+from logstore.files.directory import (
+    CLEAN_MARKER,
+    CLEAN_TWIN,
+    MISREAD,
+    TOPIC,
+    Directory,
+    parse_partition_name,
+    remove_clean_marker,
+)
+from logstore.log.state import new_uuid, parse_uuid, uuid_text
+
+__all__ = ["Catalogue", "CleanShutdown", "NodeIdentity", "TopicEntry", "partition_directories"]
+
+# Owned by KRaft itself: never a topic.
+CLUSTER_METADATA = "__cluster_metadata"
+NEVER_TOPICS = (".", "..", CLUSTER_METADATA)
+PARTITIONS_MAX = 1 << 16
+_SET_ASIDE = re.compile(r".+-\d+\.[0-9a-f]{32}-(delete|future|stray)\Z")
+
+
+def is_deleted(name: str) -> bool:
+    """Whether a directory is a partition on its way out."""
+    match = _SET_ASIDE.match(name)
+    return match is not None and match[1] == "delete"
+
+
+def partition_directories(names: list[str]) -> dict[str, list[int]]:
+    """Topics and their partition numbers, in order, by the names of directories at a root.
+
+    Left out: partitions on their way out, being moved (``-future``) or unknown to a broker's
+    metadata (``-stray``), and the metadata log, which is no topic.
+    """
+    found: dict[str, list[int]] = {}
+    for name in names:
+        if "-" not in name or name.startswith(".") or _SET_ASIDE.match(name):
+            continue
+        try:
+            topic, number = parse_partition_name(name)
+        except InvalidNameError:
+            continue
+        if topic != CLUSTER_METADATA:
+            found.setdefault(topic, []).append(number)
+    for numbers in found.values():
+        numbers.sort()
+    return found
+
+
+# ---- topics ----
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """What is known of a topic: its id, number of partitions, settings that were asked for."""
+
+    id: uuid.UUID
+    partitions: int
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Partitions from this number on are being created: swept after a crash.  -1: none.
+    creating_from: int = -1
+    deleting: bool = False
+    # Of a topic whose partitions are made on demand: those that are there.  None: all of them.
+    made: tuple[int, ...] | None = None
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The partitions that must be there."""
+        return range(self.partitions) if self.made is None else self.made
+
+    def as_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"id": uuid_text(self.id), "partitions": self.partitions}
+        if self.settings:
+            content["config"] = dict(self.settings)
+        if self.creating_from >= 0:
+            content["creating_from"] = self.creating_from
+        if self.deleting:
+            content["deleting"] = True
+        if self.made is not None:
+            content["made"] = list(self.made)
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TopicEntry:
+        settings = dict(content.get("config", ()))
+        if settings:
+            PartitionConfig.of(settings)
+        entry = cls(
+            parse_uuid(content["id"]),
+            int(content["partitions"]),
+            settings,
+            int(content.get("creating_from", -1)),
+            bool(content.get("deleting", False)),
+            tuple(int(number) for number in content["made"]) if "made" in content else None,
+        )
+        if not all(0 <= number < entry.partitions for number in entry.made or ()):
+            raise ValueError(f"{entry.made} are not among {entry.partitions} partitions")
+        # A broker's topic that is being deleted may have any number.
+        if entry.partitions < 1 or (entry.partitions > PARTITIONS_MAX and not entry.deleting):
+            raise ValueError(f"a topic has 1 to {PARTITIONS_MAX} partitions")
+        if not -1 <= entry.creating_from < entry.partitions:
+            raise ValueError(f"creating_from is {entry.creating_from} of {entry.partitions}")
+        return entry
+
+
+class Catalogue:
+    """The topics of a root by name; every change is on disk before it counts."""
+
+    NAME = "logstore.topics"
+
+    def __init__(
+        self,
+        directory: Directory,
+        entries: Mapping[str, TopicEntry],
+        deleted: tuple[str, ...] = (),
+    ) -> None:
+        self._directory = directory
+        self.entries = dict(entries)
+        # Topics that were deleted, and whose committed offsets are still to go.
+        self.deleted = deleted
+
+    @classmethod
+    def read(cls, directory: Directory) -> Catalogue:
+        """The catalogue; an empty one when there is none.
+
+        One that cannot be read is an error: to go on with default settings could delete records.
+        """
+        try:
+            content = directory.read(cls.NAME, 1 << 30)
+        except FileNotFoundError:
+            return cls(directory, {})
+        try:
+            found = json.loads(content)
+            topics = found["topics"]
+            deleted = tuple(str(name) for name in found.get("deleted", ()))
+            for name in topics:  # they become paths
+                if name in NEVER_TOPICS or not TOPIC.match(name):
+                    raise ValueError(f"{name!r} is not a topic's name")
+            entries = {name: TopicEntry.from_json(entry) for name, entry in topics.items()}
+        except MISREAD as error:
+            raise ConfigError(
+                f"{directory.path / cls.NAME} cannot be read ({error}): mend it, or remove it to "
+                f"go on with default settings for every topic"
+            ) from None
+        return cls(directory, entries, deleted)
+
+    def put(self, name: str, entry: TopicEntry) -> None:
+        self._replace({**self.entries, name: entry}, self.deleted)
+
+    def remove(self, name: str) -> None:
+        left = {other: entry for other, entry in self.entries.items() if other != name}
+        self._replace(left, self.deleted)
+
+    def begin_deletion(self, name: str, entry: TopicEntry, *, noted: bool) -> None:
+        """As `put`; when it is to be `noted`, the name stays in `deleted` until it is taken out."""
+        deleted = (*self.deleted, name) if noted and name not in self.deleted else self.deleted
+        self._replace({**self.entries, name: entry}, deleted)
+
+    def forget_deleted(self, names: Collection[str]) -> None:
+        """What depended on these topics is gone."""
+        self._replace(self.entries, tuple(name for name in self.deleted if name not in names))
+
+    def _replace(self, entries: dict[str, TopicEntry], deleted: tuple[str, ...]) -> None:
+        topics = {name: entries[name].as_json() for name in sorted(entries)}
+        content: dict[str, Any] = {"version": 1, "topics": topics}
+        if deleted:
+            content["deleted"] = list(deleted)
+        text = json.dumps(content, indent=1)
+        self._directory.replace(self.NAME, text.encode() + b"\n")
+        self.entries, self.deleted = entries, deleted
+
+
+# ---- whose directory it is ----
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """The node that a log directory belongs to: ``meta.properties``."""
+
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+    NAME = "meta.properties"
+
+    @classmethod
+    def new(cls) -> NodeIdentity:
+        return cls(uuid_text(new_uuid()), 1, uuid_text(new_uuid()))
+
+    def write(self, directory: Directory) -> None:
+        lines = (
+            "#",
+            f"#{time.strftime('%a %b %d %H:%M:%S UTC %Y', time.gmtime())}",
+            f"cluster.id={self.cluster_id}",
+            f"directory.id={self.directory_id}",
+            f"node.id={self.node_id}",
+            "version=1",
+        )
+        directory.replace(self.NAME, ("\n".join(lines) + "\n").encode())
+
+    @classmethod
+    def read(cls, directory: Directory) -> NodeIdentity | None:
+        """The identity, version 0 or 1; None when there is no file."""
+        try:
+            text = directory.read(cls.NAME, 1 << 16).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+        settings = {}
+        for line in text.splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not line.lstrip().startswith(("#", "!")):
+                settings[name.strip()] = value.strip()
+        node = settings.get("node.id", settings.get("broker.id", "-1"))
+        try:
+            return cls(settings.get("cluster.id", ""), int(node), settings.get("directory.id", ""))
+        except ValueError:
+            raise NotALogError(
+                f"{directory.path / cls.NAME}: node.id must be a number, not {node!r}"
+            ) from None
+
+
+# ---- how it was left ----
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CleanShutdown:
+    """How the last owner left a root.
+
+    `clean`: it closed in order.  `foreign`: a broker owned it after us, so that what our own side
+    files say of the partitions is out of date.
+
+    A broker removes the marker as it starts and writes its own as it ends, and knows nothing of the
+    twin.  We write the twin after the marker and remove it before, each durably, so what a kill or
+    a power cut leaves of either act is a marker of ours without a twin, or nothing: a twin that is
+    alone, or does not match, is a broker's doing.  One that comes after a crash of ours and crashes
+    itself leaves no trace here.
+    """
+
+    clean: bool
+    foreign: bool
+
+    NAMES = MARKER, TWIN = CLEAN_MARKER, CLEAN_TWIN
+    # A broker writes the epoch of its registration; -1 means that there is none.
+    OURS = b'{"version":0,"brokerEpoch":-1}'
+
+    @classmethod
+    def read(cls, directory: Directory) -> CleanShutdown:
+        before = cls._content(directory, cls.TWIN)
+        marker = cls._content(directory, cls.MARKER)
+        twin = cls._content(directory, cls.TWIN)
+        if marker is None:
+            # A writer may open or close beside a reader: then the twin was not there both times.
+            return cls(clean=False, foreign=before is not None and twin is not None)
+        if twin is None and marker == cls.OURS:
+            return cls(clean=False, foreign=False)
+        return cls(clean=True, foreign=twin != cls._twin_of(marker))
+
+    @staticmethod
+    def _content(directory: Directory, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return directory.read(name, 4096)
+        return None
+
+    @staticmethod
+    def _twin_of(marker: bytes) -> bytes:
+        return b"%08x\n" % _native.crc32c(marker)
+
+    @classmethod
+    def clear(cls, directory: Directory) -> None:
+        """Before anything is changed: a crash from now on is not a clean shutdown."""
+        remove_clean_marker(directory)
+
+    @classmethod
+    def write(cls, directory: Directory) -> None:
+        """Last of all, when everything the marker speaks for is on disk."""
+        directory.replace(cls.MARKER, cls.OURS)
+        directory.replace(cls.TWIN, cls._twin_of(cls.OURS))

@@ -1,0 +1,1 @@
+"""Topics in one directory: Store, Topic and the root's checkpoints."""

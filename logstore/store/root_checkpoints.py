@@ -1,0 +1,140 @@
+"""RootCheckpoints: what a store's root says of its partitions' offsets, in Kafka's four files.
+
+Invariant: what is written was true of the files before; so it is noted down of a partition when
+that can vouch for it, and kept of those that are not open.  The twin says beforehand what the files
+are about to hold: whatever else is found in one was written by someone else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+
+from logstore._native import crc32c
+from logstore.files.directory import Directory
+from logstore.log.state import (
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    RECOVERY_POINTS,
+    START_OFFSETS,
+    TopicPartition,
+    offsets_text,
+    write_offsets,
+)
+from logstore.partition.partition import Partition
+from logstore.recovery.loader import Claims
+from logstore.root.checkpoint_twin import CheckpointTwin
+
+__all__ = ["RootCheckpoints"]
+
+WRITING_ORDER = (HIGH_WATERMARKS, CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS)
+
+Offsets = dict[TopicPartition, int]
+
+
+class RootCheckpoints:
+    """Recovery points, starts, high watermarks and cleaning of a store.  Its owner locks."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self.recovery_points: Offsets = {}
+        self._start_offsets: Offsets = {}
+        self._high_watermarks: Offsets = {}
+        self._cleaner_offsets: Offsets = {}
+        self._written: dict[str, Offsets] = {}  # as they are on disk
+
+    @property
+    def _by_name(self) -> dict[str, Offsets]:
+        return {
+            RECOVERY_POINTS: self.recovery_points,
+            START_OFFSETS: self._start_offsets,
+            HIGH_WATERMARKS: self._high_watermarks,
+            CLEANER_OFFSETS: self._cleaner_offsets,
+        }
+
+    def read(self) -> bool:
+        """Take over what the files say; whether someone else has written one of them since."""
+        twin = CheckpointTwin.read(self._directory)
+        foreign = False
+        for name, own in self._by_name.items():
+            found = CheckpointTwin.reconcile(twin, self._directory, name)
+            foreign = foreign or found.foreign
+            own.clear()
+            own.update(found.offsets)
+            if own and twin is not None and not found.foreign and not found.fault:
+                self._written[name] = dict(own)
+        return foreign
+
+    def claims(self, key: TopicPartition, *, only: bool) -> Claims:
+        """What they say of one partition; `only`: its own state is not to be asked."""
+        return Claims(
+            self.recovery_points.get(key, 0),
+            self._start_offsets.get(key, 0),
+            self._cleaner_offsets.get(key, -1),
+            only=only,
+        )
+
+    def note(self, partition: Partition) -> None:
+        """Take over what a partition can vouch for now."""
+        key = (partition.topic, partition.number)
+        start = partition.start_offset
+        self.recovery_points[key] = partition.durable_offset
+        self._high_watermarks[key] = partition.high_watermark
+        inside = start > partition.segments[0].base_offset
+        _put(self._start_offsets, key, start if inside else None)
+        dirty = partition.first_dirty_offset if partition.config.compacts else start
+        _put(self._cleaner_offsets, key, dirty if dirty > start else None)
+
+    def note_closed(self, partition: Partition) -> None:
+        """What closing has made durable, of a partition that was noted before."""
+        key = (partition.topic, partition.number)
+        if key in self.recovery_points and partition.failure is None:
+            self.recovery_points[key] = partition.durable_offset
+            self._high_watermarks[key] = partition.durable_offset
+
+    def forget(self, keys: Collection[TopicPartition]) -> bool:
+        """Say no more of partitions that are gone; whether the files on disk still do.
+
+        What a checkpoint says of these must not be believed of new ones.
+        """
+        gone = set(keys)
+        for offsets in self._by_name.values():
+            for key in gone & offsets.keys():
+                del offsets[key]
+        return any(gone & written.keys() for written in self._written.values())
+
+    def write(self, vouching: Iterable[Partition]) -> None:
+        """Note these partitions and write; a file that would say the same is left as it is."""
+        for partition in vouching:
+            self.note(partition)
+        changed = {
+            name: offsets
+            for name, offsets in self._by_name.items()
+            if self._written.get(name) != offsets
+        }
+        if not changed:
+            return
+        self._announce(changed)
+        for name in WRITING_ORDER:
+            if name in changed:
+                write_offsets(self._directory, name, changed[name])
+                self._written[name] = dict(changed[name])
+
+    def _announce(self, changed: Mapping[str, Offsets]) -> None:
+        """Say in the twin what the files are about to hold, and what they hold until then."""
+        checksums, offsets = {}, {}
+        for name, now in self._by_name.items():
+            known = []
+            with contextlib.suppress(FileNotFoundError):
+                known.append(crc32c(self._directory.read(name)))
+            if name in changed:
+                known.append(crc32c(offsets_text(now)))
+            checksums[name], offsets[name] = tuple(known), dict(now)
+        CheckpointTwin(checksums, offsets).write(self._directory)
+
+
+def _put(offsets: Offsets, key: TopicPartition, offset: int | None) -> None:
+    if offset is None:
+        offsets.pop(key, None)
+    else:
+        offsets[key] = offset

@@ -1,0 +1,382 @@
+"""Topic: the partitions of one name, and which of them a record goes to.
+
+A topic opens its partitions one by one, when they are first used; who owns the directory, what the
+topic's settings are and how it is made, changed and deleted is the Store's.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, SupportsIndex, overload
+
+from logstore.config import ConfigError, PartitionConfig, wants_fsync
+from logstore.errors import InvalidNameError, OffsetOutOfRangeError, UnknownTopicError
+from logstore.files.directory import TOPIC
+from logstore.log.segment import Segment
+from logstore.partition.partition import Partition
+from logstore.partitioner import Partitioner
+from logstore.record import Record
+from logstore.root.catalogue import NEVER_TOPICS
+
+__all__ = ["PartitionDescription", "Position", "Topic", "TopicDescription", "check_topic_name"]
+
+TOPIC_LENGTH_MAX = 249
+
+
+class Position(NamedTuple):
+    """Where a record is: topic, partition, offset."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+def partition_number(number: object) -> int:
+    """The number of a partition as a plain int.
+
+    Neither True nor 1.0: both are equal to 1, and would be found where 1 is, and then returned.
+    """
+    if type(number) is int:
+        return number
+    if isinstance(number, bool) or not isinstance(number, SupportsIndex):
+        raise TypeError(f"a partition is told by its number, an int, not {number!r}")
+    return operator.index(number)
+
+
+class PartitionDescription(NamedTuple):
+    """One partition in figures.  Timestamps are -1 when it holds no record."""
+
+    partition: int
+    start_offset: int
+    end_offset: int
+    durable_offset: int
+    segments: int
+    size_bytes: int
+    first_timestamp: int  # of the first record
+    last_timestamp: int  # the greatest
+
+
+class TopicDescription(NamedTuple):
+    """A topic in figures: its settings that are not the default, and each partition."""
+
+    name: str
+    id: uuid.UUID | None
+    config: Mapping[str, Any]
+    partitions: tuple[PartitionDescription, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its logs."""
+        return sum(partition.size_bytes for partition in self.partitions)
+
+
+def check_topic_name(name: object, existing: Iterable[str] = ()) -> str:
+    """A name that Kafka would take for a new topic beside those that exist."""
+    if not isinstance(name, str):
+        raise InvalidNameError(f"a topic's name is a str, not {name!r}")
+    if not 1 <= len(name) <= TOPIC_LENGTH_MAX:
+        raise InvalidNameError(
+            f"a topic's name has 1 to {TOPIC_LENGTH_MAX} characters, not {len(name)}: {name[:40]!r}"
+        )
+    if name in NEVER_TOPICS:
+        raise InvalidNameError(f"a topic cannot be named {name!r}")
+    if not TOPIC.match(name):
+        wrong = sorted({letter for letter in name if not TOPIC.match(letter)})
+        raise InvalidNameError(
+            f"{name!r} is not a topic's name: it may hold a-z A-Z 0-9 . _ - only, not "
+            f"{' '.join(map(repr, wrong))}"
+        )
+    # Kafka's metrics write both as '_': two names that differ in nothing else are refused.
+    alike = name.replace(".", "_")
+    for other in existing:
+        if other != name and other.replace(".", "_") == alike:
+            raise InvalidNameError(
+                f"topic {name!r} collides with {other!r}: '.' and '_' count as the same"
+            )
+    return name
+
+
+class Home(Protocol):
+    """What a topic needs of its store."""
+
+    @property
+    def path(self) -> Path: ...
+    def alter_topic(self, name: str, config: Mapping[str, Any]) -> PartitionConfig: ...
+    def _check_usable(self) -> None: ...
+    def _look_again(self) -> None: ...
+    def _topic_id(self, name: str, number: int) -> uuid.UUID | None: ...
+    def _open_partition(self, topic: Topic, number: int) -> Partition: ...
+    def _add_partitions(self, topic: Topic, count: int) -> None: ...
+
+
+class Topic(Sequence[Partition]):
+    """A topic of a store: its partitions, in order of their numbers.
+
+    ``topic[2]`` is partition 2.  ``len()`` counts the partitions that are here: a broker's
+    directory may hold only some of them, and then only ``append(..., partition=)`` knows where to.
+    ``partitioner`` may be replaced at any time.
+    """
+
+    def __init__(self, store: Home, name: str, numbers: Sequence[int], *, id: uuid.UUID | None,
+                 config: PartitionConfig, partitioner: Partitioner) -> None:  # fmt: skip
+        """Made by a Store."""
+        self.name = name
+        self.partitioner = partitioner
+        self._store = store
+        self._deleted = False
+        self._lock = threading.RLock()
+        self._config = config
+        self._id = id
+        # Partition numbers, and the partitions that were opened so far.
+        self._numbers = list(numbers)
+        self._opened: dict[int, Partition] = {}
+        self._dense = self._numbers == list(range(len(self._numbers)))
+
+    # ---- what it is ----
+
+    @property
+    def config(self) -> PartitionConfig:
+        """The settings in force: its own, the store's, Kafka's defaults, in this order."""
+        return self._config
+
+    @property
+    def id(self) -> uuid.UUID | None:
+        """Kafka's id of the topic; None in a directory from before there were any."""
+        if self._id is None and self._numbers:
+            self._id = self._store._topic_id(self.name, self._numbers[0])
+        return self._id
+
+    @property
+    def partition_numbers(self) -> tuple[int, ...]:
+        """The numbers of the partitions that are here, in order.  Opens none of them."""
+        self._store._look_again()
+        return tuple(self._numbers)
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name!r} of {len(self._numbers)} partitions>"
+
+    def __len__(self) -> int:
+        self._store._look_again()
+        return len(self._numbers)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @overload
+    def __getitem__(self, number: int) -> Partition: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Partition]: ...
+
+    def __getitem__(self, number: int | slice) -> Partition | Sequence[Partition]:
+        """A partition by its number; negative counts from the end."""
+        if isinstance(number, slice):
+            self._store._look_again()
+            return [self[each] for each in self._numbers[number]]
+        number = partition_number(number)
+        if number < 0 and -number <= len(self):
+            number = self._numbers[number]
+        partition = self._opened.get(number)
+        if partition is None or partition.closed:
+            return self._open_partition(number)
+        return partition
+
+    def __iter__(self) -> Iterator[Partition]:
+        self._store._look_again()
+        for number in list(self._numbers):
+            yield self[number]
+
+    def _open_partition(self, number: int) -> Partition:
+        """Open a partition for the first time, or again after someone closed it."""
+        self._check_usable()
+        if number not in self._numbers:
+            self._store._look_again()
+        if number not in self._numbers:
+            count = len(self._numbers)
+            there = f"0 to {count - 1}" if self._dense else ", ".join(map(str, self._numbers))
+            raise IndexError(f"topic {self.name!r} has no partition {number}: it has {there}")
+        with self._lock:
+            self._check_usable()
+            partition = self._opened.get(number)
+            if partition is None or partition.closed:
+                partition = self._opened[number] = self._store._open_partition(self, number)
+            return partition
+
+    def _forget(self) -> None:
+        """It was deleted, here or by another process: close what is open of it."""
+        with self._lock:
+            self._deleted = True
+            for partition in self._opened.values():
+                partition.discard()
+            self._opened.clear()
+
+    def _check_usable(self) -> None:
+        self._store._check_usable()
+        if self._deleted:
+            raise UnknownTopicError(self.name, where=f"{self._store.path}: it was deleted")
+
+    # ---- appending ----
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp: int | None = None,
+        partition: int | None = None,
+        durability: str | None = None,
+    ) -> Position:
+        """Append one record, to the partition of its key unless `partition` names one.
+
+        Returns where it is, once it is as durable as asked for.  Raises what `Partition.append`
+        raises.
+        """
+        number = self._choose(key, value) if partition is None else partition_number(partition)
+        log = self._opened.get(number)
+        if log is None or log.closed:
+            log = self._open_partition(number)
+        offset = log.append(
+            value, key=key, headers=headers, timestamp=timestamp, durability=durability
+        )
+        return Position(self.name, number, offset)
+
+    def extend(
+        self,
+        records: Iterable[bytes | Record],
+        *,
+        partition: int | None = None,
+        durability: str | None = None,
+    ) -> list[Position]:
+        """Append many records, each to the partition of its key; where they are, in their order.
+
+        Within a partition all are appended or none, as by `Partition.extend`; an error after some
+        partitions were done names these in a note.  One fsync for each partition.
+        """
+        given = list(records)
+        if partition is not None:
+            partition = partition_number(partition)
+        shares: dict[int, list[int]] = {}
+        for place, record in enumerate(given):
+            number = partition
+            if number is None:
+                if isinstance(record, Record):
+                    number = self._choose(record.key, record.value)
+                else:
+                    number = self._choose(None, record)
+            shares.setdefault(number, []).append(place)
+        logs = {number: self[number] for number in shares}
+        fsync = None if durability is None else wants_fsync(durability)
+        positions: list[Position | None] = [None] * len(given)
+        done: dict[int, range] = {}
+        try:
+            for number, places in shares.items():
+                alone = len(shares) == 1
+                offsets = logs[number].extend(
+                    [given[place] for place in places], durability=durability if alone else "os"
+                )
+                done[number] = offsets
+                for place, offset in zip(places, offsets, strict=True):
+                    positions[place] = Position(self.name, number, offset)
+            if len(shares) > 1:
+                # All are in the files now: the syncs come together, at the end.
+                for number, offsets in done.items():
+                    if fsync or (fsync is None and logs[number].durability == "fsync"):
+                        logs[number].make_durable(offsets)
+        except BaseException as error:
+            for number, offsets in done.items():
+                error.add_note(
+                    f"already in {self.name}-{number}: offsets {offsets.start} to "
+                    f"{offsets.stop - 1}"
+                )
+            raise
+        return [position for position in positions if position is not None]
+
+    def _choose(
+        self, key: bytes | None, value: bytes | None, partitioner: Partitioner | None = None
+    ) -> int:
+        if not self._dense:
+            self._check_usable()
+            raise ConfigError(
+                f"topic {self.name!r} is here with partitions "
+                f"{', '.join(map(str, self._numbers))} only: say which with partition="
+            )
+        count = len(self._numbers)
+        number: object = (partitioner or self.partitioner)(key, value, count)
+        if not isinstance(number, int) or not 0 <= number < count:
+            raise ValueError(
+                f"the partitioner of {self.name!r} chose {number!r}: "
+                f"it must be an int from 0 to {count - 1}"
+            )
+        return int(number)
+
+    # ---- by key ----
+
+    def get(self, key: bytes, *, isolation: str = "read_uncommitted") -> Record | None:
+        """The newest record of a key; None when there is none, or it is a tombstone.
+
+        For topics that keep the newest record of every key: ConfigError unless ``cleanup.policy``
+        contains ``compact``.  Looks where the partitioner sends the key now; as long as it takes to
+        read back to the record, see `Partition.get`.
+        """
+        if not self._config.compacts:
+            self._check_usable()
+            raise ConfigError(
+                f"topic {self.name!r} has cleanup.policy={self._config.cleanup_policy}, and may "
+                f"have lost the newest record of a key: use cleanup.policy=compact, or scan it"
+            )
+        return self[self._choose(key, b"")].get(key, isolation=isolation)
+
+    # ---- settings and size ----
+
+    def alter(self, config: Mapping[str, Any]) -> PartitionConfig:
+        """Change settings, and keep them; a value of None goes back to the default.
+
+        Takes effect at once; a change of segment or index settings starts a new segment.
+        """
+        return self._store.alter_topic(self.name, config)
+
+    def add_partitions(self, count: int) -> None:
+        """Add `count` partitions.  Keys may lead to another partition than before."""
+        self._store._add_partitions(self, count)
+
+    def describe(self) -> TopicDescription:
+        """Sizes, offsets and times of every partition."""
+        partitions = tuple(_describe(partition) for partition in self)
+        return TopicDescription(self.name, self.id, self._config.changed(), partitions)
+
+
+def _describe(partition: Partition) -> PartitionDescription:
+    while True:
+        generation, segments = partition.generation, partition.segments
+        start = partition.start_offset
+        try:
+            return _describe_once(partition, segments)
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            # Deleted or replaced meanwhile, by another thread or process: look again.
+            moved = partition.moved_since(generation)
+            if not moved and (segments, start) == (partition.segments, partition.start_offset):
+                raise
+
+
+def _describe_once(partition: Partition, segments: Sequence[Segment]) -> PartitionDescription:
+    start, end = partition.start_offset, partition.end_offset
+    first = next(iter(partition.scan(start, end, max_records=1)), None)
+    last = next(iter(partition.scan(max(start, end - 1), end)), None)
+    return PartitionDescription(
+        partition=partition.number,
+        start_offset=start,
+        end_offset=end,
+        durable_offset=partition.durable_offset,
+        segments=len(segments),
+        size_bytes=sum(segment.size_bytes for segment in segments),
+        first_timestamp=-1 if first is None else first.timestamp,
+        # A reader's view of the index may be behind what another process appends.
+        last_timestamp=max(
+            *(segment.max_timestamp for segment in segments),
+            -1 if last is None else last.timestamp,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Work that rewrites or deletes files on request: compaction, repair, maintenance."""

@@ -1,0 +1,356 @@
+"""Maintenance: what a log needs done from time to time, in one optional thread.
+
+Retention, compaction, syncing by ``flush.ms`` and ``flush.messages``, checkpoints of a store,
+digests of sealed segments, and forgetting producers that fell silent.  Nothing of it is needed for
+the log to be right: whoever has no use for a thread calls `run_once`, or the same methods of
+Partition and Compactor, by hand.
+
+Each task of each partition stands alone: an error is kept in `errors`, logged, and tried again when
+the task is next due; the others go on.  What is due when is decided by the clock's steady seconds;
+how old a record is, by its wall time, which `Partition.enforce` guards against leaps.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+from logstore.clock import Clock, SystemClock
+from logstore.config import INT64_MAX
+from logstore.errors import ClosedError, UnknownTopicError
+from logstore.partition.partition import Partition
+from logstore.store.store import Store
+from logstore.store.topic import Topic
+from logstore.upkeep.compaction import MAP_BYTES, Compactor
+from logstore.waking import Gate, uninterrupted
+
+__all__ = ["Maintenance", "MaintenanceAct", "MaintenanceFault", "MaintenanceReport"]
+
+log = logging.getLogger("logstore.maintenance")
+
+Task = Literal["retention", "compaction", "sync", "producers", "checkpoint", "digests"]
+
+ERRORS_KEPT = 100
+LONGEST_SLEEP = 60.0  # seconds; a partition that was opened meanwhile is noticed by then
+SHORTEST_SLEEP = 0.01
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaintenanceAct:
+    """Something that was done: by which task, to whom, and what in words."""
+
+    task: Task
+    where: str  # the partition, or the store's path
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.task} of {self.where}: {self.what}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaintenanceFault:
+    """Something that went wrong; the task is tried again when it is next due."""
+
+    task: Task
+    where: str
+    at_ms: int
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{self.task} of {self.where}: {type(self.error).__name__}: {self.error}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """One round.  `due` tells in how many seconds each task is next due; None: never."""
+
+    acts: list[MaintenanceAct]
+    faults: list[MaintenanceFault]
+    due: dict[Task, float | None]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, [*self.acts, *self.faults])) or "nothing to do"
+
+
+class Maintenance:
+    """Maintains the partitions of a store, or those that are given.
+
+    ``with Maintenance(store): ...`` runs a daemon thread meanwhile; `start` and `stop` do the same.
+    Without them nothing happens but in `run_once`.  Intervals are seconds; None leaves a task out.
+    How a partition is maintained, its configuration says.
+
+    The thread ends by itself when the store, or every partition, is closed.
+    """
+
+    def __init__(
+        self,
+        target: Store | Iterable[Partition],
+        *,
+        clock: Clock | None = None,
+        retention: float | None = 300.0,
+        compaction: float | None = 15.0,
+        sync: float | None = 1.0,
+        checkpoint: float | None = 60.0,
+        producers: float | None = 600.0,
+        digests: float | None = 30.0,
+        memory_bytes: int = MAP_BYTES,
+    ) -> None:
+        self._store = target if isinstance(target, Store) else None
+        self._given = () if isinstance(target, Store) else tuple(target)
+        self._clock = clock or SystemClock()
+        self._memory_bytes = memory_bytes
+        self._every: dict[Task, float | None] = {
+            "retention": retention,
+            "compaction": compaction,
+            "sync": sync,
+            "producers": producers,
+            "digests": digests,
+            "checkpoint": checkpoint if self._store is not None else None,
+        }
+        for task, seconds in self._every.items():
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{task}: an interval is more than 0 seconds, not {seconds}")
+        self._due: dict[Task, float] = dict.fromkeys(self._every, float("-inf"))
+        # When each partition with records that are not durable was last found without any.
+        self._durable_at: weakref.WeakKeyDictionary[Partition, float]
+        self._durable_at = weakref.WeakKeyDictionary()
+        self._round = threading.Lock()
+        self._stopped = Gate()
+        self._thread: threading.Thread | None = None
+        self._faults: collections.deque[MaintenanceFault]
+        self._faults = collections.deque(maxlen=ERRORS_KEPT)
+
+    # ---- a round ----
+
+    def run_once(self, now: int | datetime.datetime | None = None) -> MaintenanceReport:
+        """Do what is due, and say what was done and when the rest is due.
+
+        With `now`, a wall time, everything is due, and ages are judged by it.
+        """
+        acts: list[MaintenanceAct] = []
+        faults: list[MaintenanceFault] = []
+        with self._round:
+            for task in self._tasks_due(now is not None):
+                for where, act in self._work_of(task, now):
+                    self._attempt(task, where, act, acts, faults)
+            return MaintenanceReport(acts, faults, self._due_in())
+
+    def _tasks_due(self, all_of_them: bool) -> list[Task]:
+        steady = self._clock.monotonic()
+        found: list[Task] = []
+        for task, every in self._every.items():
+            if every is not None and (all_of_them or steady >= self._due[task]):
+                self._due[task] = steady + every
+                found.append(task)
+        return found
+
+    def _due_in(self) -> dict[Task, float | None]:
+        steady = self._clock.monotonic()
+        return {
+            task: None if every is None else max(0.0, self._due[task] - steady)
+            for task, every in self._every.items()
+        }
+
+    def _work_of(
+        self, task: Task, now: int | datetime.datetime | None
+    ) -> Iterator[tuple[str, Callable[[], str]]]:
+        """What a task does: (to whom, an act that answers in words, or "" for nothing)."""
+        if task == "checkpoint":
+            store = self._store
+            assert store is not None
+            if not store.closed and not store.readonly:
+                yield str(store.path), functools.partial(_checkpoint, store)
+            return
+        for where, partition in self._partitions():
+            yield where, functools.partial(self._do, task, partition, now)
+
+    def _partitions(self) -> Iterator[tuple[str, Callable[[], Partition]]]:
+        """(name, how to get it): opening one may fail, and then concerns that one alone."""
+        for partition in self._given:
+            yield partition.name, functools.partial(_itself, partition)
+        store = self._store
+        if store is None or store.closed:
+            return
+        for name, topic in list(store.items()):
+            for number in list(topic._numbers):
+                yield f"{name}-{number}", functools.partial(_numbered, topic, number)
+
+    def _do(
+        self, task: Task, get: Callable[[], Partition], now: int | datetime.datetime | None
+    ) -> str:
+        try:
+            partition = get()
+        except UnknownTopicError:
+            return ""  # deleted since the round began
+        if partition.readonly or _is_closed(partition):
+            return ""
+        try:
+            return self._do_to(partition, task, now)
+        except ClosedError:
+            if not _is_closed(partition):
+                raise
+            return ""  # closed under our hands
+
+    def _do_to(self, partition: Partition, task: Task, now: int | datetime.datetime | None) -> str:
+        if task == "retention":
+            return _enforce(partition, now)
+        if task == "compaction":
+            return self._compact(partition)
+        if task == "sync":
+            return self._sync(partition, now is not None)
+        if task == "digests":
+            noted = 0 if partition.asleep else partition.write_digests()
+            return f"digests of {noted} sealed segments noted" if noted else ""
+        forgotten = partition.expire_producers()
+        return f"{len(forgotten)} silent producers forgotten" if forgotten else ""
+
+    def _attempt(
+        self,
+        task: Task,
+        where: str,
+        act: Callable[[], str],
+        acts: list[MaintenanceAct],
+        faults: list[MaintenanceFault],
+    ) -> None:
+        try:
+            what = act()
+        except Exception as error:  # whatever it is, the others must go on
+            if isinstance(error, ClosedError) and self._is_over():
+                return
+            fault = MaintenanceFault(task, where, self._clock.time_ms(), error)
+            self._faults.append(fault)
+            faults.append(fault)
+            log.error("%s", fault, exc_info=error)
+            return
+        if what:
+            acts.append(MaintenanceAct(task, where, what))
+            log.debug("%s", acts[-1])
+
+    # ---- the tasks ----
+
+    def _compact(self, partition: Partition) -> str:
+        if not partition.config.compacts:
+            return ""
+        report = Compactor(partition, memory_bytes=self._memory_bytes).run()
+        return str(report) if report.segments else ""
+
+    def _sync(self, partition: Partition, at_once: bool) -> str:
+        """flush.ms counts from the last moment at which nothing was left to sync."""
+        steady = self._clock.monotonic()
+        behind = partition.end_offset - partition.durable_offset
+        if behind <= 0:
+            self._durable_at[partition] = steady
+            return ""
+        waited_ms = (steady - self._durable_at.setdefault(partition, steady)) * 1000
+        flush_ms, flush_messages = partition.config.flush_ms, partition.config.flush_messages
+        by_time = flush_ms < INT64_MAX and (at_once or waited_ms >= flush_ms)
+        if not by_time and behind < flush_messages:
+            return ""
+        partition.sync()
+        self._durable_at[partition] = steady
+        return f"{behind} records made durable"
+
+    # ---- the thread ----
+
+    def start(self) -> Self:
+        """Run rounds in a thread until `stop`.  Starting twice is harmless."""
+        if self._thread is None or not self._thread.is_alive():
+            self._stopped = Gate()
+            thread = threading.Thread(
+                target=_run, args=(weakref.ref(self), self._stopped),
+                name="logstore maintenance", daemon=True,
+            )  # fmt: skip
+            uninterrupted(thread.start)
+            self._thread = thread
+        return self
+
+    def stop(self) -> None:
+        """End the thread, after the act it is in.  Stopping twice is harmless."""
+        self._stopped.open()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+            self._thread = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def errors(self) -> list[MaintenanceFault]:
+        """What went wrong lately, oldest first; the last hundred are kept."""
+        return list(self._faults)
+
+    def _is_over(self) -> bool:
+        """Whether there is nothing left to maintain."""
+        if self._store is not None:
+            return self._store.closed
+        return all(partition.closed for partition in self._given)
+
+    def _sleep_seconds(self) -> float:
+        left = [seconds for seconds in self._due_in().values() if seconds is not None]
+        return min(max(min(left, default=LONGEST_SLEEP), SHORTEST_SLEEP), LONGEST_SLEEP)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        what = self._store if self._store is not None else f"{len(self._given)} partitions"
+        return f"<Maintenance of {what}{' running' if self.running else ''}>"
+
+
+def _run(maintenance: weakref.ref[Maintenance], stopped: Gate) -> None:
+    """The thread.  It keeps nothing alive while it sleeps: what is dropped is dropped."""
+    while not stopped.opened:
+        this = maintenance()
+        if this is None or this._is_over():
+            return
+        began = time.monotonic()
+        this.run_once()
+        seconds = this._sleep_seconds()
+        del this
+        # At most half of the time is spent on maintenance, however much there is to do.
+        stopped.wait(max(seconds, min(time.monotonic() - began, 1.0)))
+
+
+def _enforce(partition: Partition, now: int | datetime.datetime | None) -> str:
+    going = [decision for decision in partition.enforce(now=now) if decision.delete]
+    if not going:
+        return ""
+    size = sum(decision.size_bytes for decision in going)
+    return f"{len(going)} segments with {size} bytes deleted; now from {partition.start_offset}"
+
+
+def _checkpoint(store: Store) -> str:
+    store.checkpoint()
+    return ""
+
+
+def _is_closed(partition: Partition) -> bool:
+    return partition.closed
+
+
+def _itself(partition: Partition) -> Partition:
+    return partition
+
+
+def _numbered(topic: Topic, number: int) -> Partition:
+    return topic[number]

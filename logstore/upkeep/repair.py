@@ -1,0 +1,510 @@
+"""Repair: the smallest change that makes a sound log of a damaged one, when its owner says so.
+
+``repair(path)`` looks and plans; ``repair(path, dry_run=False)`` does it.  What can be made again
+from the log (indexes, snapshots, checkpoints, digests) is.  Where records are lost for good,
+nothing is done without ``accept_loss=True``: then the damaged bytes are cut out, the records around
+them keep their offsets, and the hole is a gap as compaction leaves them.
+
+Nothing is thrown away: what is cut or replaced stays beside its file as ``<name>.cut-<n>``.  A
+receipt (``logstore.repair-<n>.json``) says what was done to which file, with checksums before and
+after; it is there, unfinished, before the first change.  A repair that is killed leaves every file
+old or new, and can be run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from logstore import _native
+from logstore.checking.partition_check import RECEIPT, CheckProgress
+from logstore.checking.problem import Problem, ProblemKind
+from logstore.checking.root_check import RootInspection
+from logstore.clock import SystemClock
+from logstore.config import ConfigError, PartitionConfig
+from logstore.errors import LogStoreError
+from logstore.files.directory import Directory, DirectoryLock, base_offset_of, segment_name
+from logstore.log.segment import Segment, SegmentContents
+from logstore.log.segment_digest import DIGEST_SUFFIX, SegmentDigest, digest, digest_of
+from logstore.log.state import PARTITION_METADATA, PartitionState, topic_id_text
+from logstore.partition.partition import Partition
+from logstore.partition.view import View
+from logstore.recovery.failed_sync import FailedSync
+from logstore.recovery.loader import TRUNCATION_PLAN, Claims
+from logstore.recovery.swap_plan import SWAP_PLAN, RewrittenSegment, SwapPlan
+from logstore.root.catalogue import Catalogue, partition_directories
+
+__all__ = ["Repair", "RepairStep", "repair"]
+
+log = logging.getLogger("logstore.repair")
+
+_COPY_BYTES = 1 << 20
+_SET_ASIDE = {
+    ProblemKind.DAMAGED_DIGEST,
+    ProblemKind.DAMAGED_TRANSACTION_INDEX,
+    ProblemKind.DAMAGED_SNAPSHOT,
+    ProblemKind.DAMAGED_LEADER_EPOCHS,
+    ProblemKind.DAMAGED_STATE,
+    ProblemKind.DAMAGED_CHECKPOINT,
+}
+_REBUILD = {
+    ProblemKind.DAMAGED_INDEX,
+    ProblemKind.MISSING_INDEX,
+    ProblemKind.DAMAGED_TIME_INDEX,
+}
+_OPEN = {
+    ProblemKind.TORN_TAIL,
+    ProblemKind.DAMAGED_PLAN,
+    ProblemKind.UNFINISHED_PLAN,
+    ProblemKind.FAILED_SYNC,
+}
+_LOSING = {
+    ProblemKind.DAMAGED_BATCH: "cut the damaged bytes out",
+    ProblemKind.DIGEST_MISMATCH: "take the file as it is, and note its digest anew",
+    ProblemKind.DAMAGED_CATALOGUE: "set it aside: topics go on with default settings",
+    ProblemKind.DAMAGED_IDENTITY: "set it aside: the next open makes a new identity",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RepairStep:
+    """One change, and the problems it is for."""
+
+    action: str  # "rebuild", "set-aside", "rewrite", "cut", "accept" or "open"
+    path: Path
+    what: str
+    problems: tuple[Problem, ...]
+    loses: tuple[range, ...] = ()  # offsets that cannot be read any more
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, in types that JSON has."""
+        return {
+            "action": self.action,
+            "path": str(self.path),
+            "what": self.what,
+            "loses": [[each.start, each.stop] for each in self.loses],
+            "problems": [problem.as_json() for problem in self.problems],
+        }
+
+    def __str__(self) -> str:
+        lost = sum(len(each) for each in self.loses)
+        return f"{self.path}: {self.what}" + (f" ({lost} offsets are given up)" if lost else "")
+
+
+@dataclasses.dataclass(slots=True)
+class Repair:
+    """What a repair did; with ``dry_run``, what it would do."""
+
+    path: Path
+    dry_run: bool
+    steps: list[RepairStep]
+    left: list[Problem]  # nothing is done about these, or not without accept_loss
+    receipt: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, in types that JSON has."""
+        return {
+            "path": str(self.path),
+            "dry_run": self.dry_run,
+            "steps": [step.as_json() for step in self.steps],
+            "left": [problem.as_json() for problem in self.left],
+            "receipt": None if self.receipt is None else str(self.receipt),
+        }
+
+    @property
+    def _idle(self) -> str:
+        errors = sum(problem.severity == "error" for problem in self.left)
+        if not errors:
+            return "nothing to do"
+        return f"nothing is mended: {errors} errors are left, and these cost records or more"
+
+    def __str__(self) -> str:
+        said = "would do" if self.dry_run else "did"
+        lines = [f"{said}: {step}" for step in self.steps] or [self._idle]
+        return "\n".join([*lines, *(f"left: {problem}" for problem in self.left)])
+
+
+def repair(
+    path: str | os.PathLike[str],
+    *,
+    dry_run: bool = True,
+    accept_loss: bool = False,
+    config: PartitionConfig | Mapping[str, Any] | None = None,
+    progress: CheckProgress | None = None,
+) -> Repair:
+    """Plan, and with ``dry_run=False`` do, what makes a store or a partition sound again.
+
+    `accept_loss` is needed wherever records, settings or an identity are given up.  `config` is
+    what the logs are opened with.  Raises LockedError when someone has it open for writing, and
+    whatever the disk raises: then a part was done, the receipt says which, and it can be run again.
+    """
+    directory = Directory(path)
+    try:
+        return _Mender(directory, PartitionConfig.of(config), accept_loss, progress).run(dry_run)
+    finally:
+        directory.close()
+
+
+class _Mender:
+    def __init__(
+        self,
+        directory: Directory,
+        config: PartitionConfig,
+        accept_loss: bool,
+        progress: CheckProgress | None,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._accept_loss = accept_loss
+        self._progress = progress
+        names = directory.names()
+        self._alone = any(name.endswith(".log") for name in names)
+        self._lock: DirectoryLock | None = None
+
+    def run(self, dry_run: bool) -> Repair:
+        if dry_run:
+            return self._plan(dry_run)
+        if self._alone and self._is_amid_a_change(self._directory):
+            Partition.open(self._directory.path, config=self._config, create=False).close()
+        self._lock = DirectoryLock(self._directory, root=not self._alone)
+        try:
+            self._finish_changes()
+            done = self._plan(dry_run)
+            if done.steps:
+                self._apply(done)
+        finally:
+            self._lock.release()
+            self._lock = None
+        if self._alone and done.steps:
+            # It takes its own lock; what is left to do is what every opening does.
+            Partition.open(self._directory.path, config=self._config, create=False).close()
+        return done
+
+    def _is_amid_a_change(self, directory: Directory) -> bool:
+        """Whether a plan says how the files will look: only then can they be judged."""
+        return any(map(directory.exists, (SWAP_PLAN, TRUNCATION_PLAN, FailedSync.NAME)))
+
+    def _finish_changes(self) -> None:
+        if self._alone:
+            return
+        for topic, numbers in partition_directories(self._directory.directories()).items():
+            for number in numbers:
+                with self._at(f"{topic}-{number}") as directory:
+                    amid = self._is_amid_a_change(directory)
+                if amid:
+                    self._open_and_close(f"{topic}-{number}")
+
+    # ---- looking ----
+
+    def _problems(self) -> list[Problem]:
+        if self._alone:
+            return self._problems_of(self._directory)
+        problems = RootInspection(self._directory).run()
+        for topic, numbers in partition_directories(self._directory.directories()).items():
+            for number in numbers:
+                below = self._directory.below(f"{topic}-{number}")
+                try:
+                    problems += self._problems_of(below)
+                finally:
+                    below.close()
+        return problems
+
+    def _problems_of(self, directory: Directory) -> list[Problem]:
+        try:
+            with Partition.open(directory.path, readonly=True, config=self._config) as reader:
+                return reader.find_problems(deep=True, progress=self._progress)
+        except (LogStoreError, OSError) as error:
+            return [Problem(ProblemKind.UNOPENABLE_PARTITION, directory.path, str(error))]
+
+    def _plan(self, dry_run: bool) -> Repair:
+        done = Repair(self._directory.path, dry_run, [], [])
+        by_path: dict[Path, list[Problem]] = {}
+        for problem in self._problems():
+            by_path.setdefault(problem.path, []).append(problem)
+        for path, problems in by_path.items():
+            steps, left = self._steps_for(path, problems)
+            done.steps += steps
+            done.left += left
+        return done
+
+    def _steps_for(
+        self, path: Path, problems: Sequence[Problem]
+    ) -> tuple[list[RepairStep], list[Problem]]:
+        kinds = {problem.kind for problem in problems}
+        found = tuple(problems)
+        if kinds & _LOSING.keys():
+            kind = next(kind for kind in _LOSING if kind in kinds)
+            if not self._accept_loss:
+                return [], list(problems)
+            if kind is ProblemKind.DAMAGED_BATCH:
+                lost = tuple(p.offsets for p in problems if p.offsets is not None)
+                return [RepairStep("cut", path, _LOSING[kind], found, lost)], []
+            action = "accept" if kind is ProblemKind.DIGEST_MISMATCH else "set-aside"
+            return [RepairStep(action, path, _LOSING[kind], found)], []
+        if kinds & _REBUILD:
+            return [RepairStep("rebuild", path, "rebuild it from the log", found)], []
+        if kinds & _SET_ASIDE:
+            return [RepairStep("set-aside", path, "set it aside, to be made anew", found)], []
+        if ProblemKind.DAMAGED_METADATA in kinds and self._topic_id_for(path) is not None:
+            return [RepairStep("rewrite", path, "write it from the catalogue", found)], []
+        if kinds & _OPEN and not self._is_root(path):
+            return [RepairStep("open", path, "let opening finish or undo it", found)], []
+        return [], list(problems)
+
+    def _is_root(self, path: Path) -> bool:
+        return not self._alone and path.parent == self._directory.path
+
+    def _topic_id_for(self, path: Path) -> bytes | None:
+        if self._alone:
+            return None
+        with contextlib.suppress(LogStoreError, OSError):
+            entries = Catalogue.read(self._directory).entries
+            entry = entries.get(path.parent.name.rpartition("-")[0])
+            return None if entry is None else topic_id_text(entry.id)
+        return None
+
+    # ---- doing ----
+
+    def _apply(self, done: Repair) -> None:
+        receipt = _Receipt(self._directory, done, self._accept_loss)
+        done.receipt = receipt.path
+        receipt.write(finished=False)
+        touched: dict[str, None] = {}
+        for step in done.steps:
+            below = "" if self._alone or self._is_root(step.path) else step.path.parent.name
+            if below:
+                touched[below] = None
+            with self._at(below) as directory:
+                before = _digest(directory, step.path.name)
+                self._do(step, directory)
+                receipt.note(step, before, _digest(directory, step.path.name))
+                log.warning("%s", step)
+        for name in touched:
+            self._open_and_close(name)
+        receipt.write(finished=True)
+
+    @contextlib.contextmanager
+    def _at(self, below: str) -> Iterator[Directory]:
+        if not below:
+            yield self._directory
+            return
+        directory = self._directory.below(below)
+        try:
+            yield directory
+        finally:
+            directory.close()
+
+    def _do(self, step: RepairStep, directory: Directory) -> None:
+        name = step.path.name
+        if step.action == "set-aside":
+            if directory.exists(name):
+                directory.rename(name, _free_name(directory, name))
+                directory.sync()
+        elif step.action == "rewrite":
+            content = self._topic_id_for(step.path)
+            assert content is not None
+            _keep_copy(directory, name)
+            directory.replace(PARTITION_METADATA, content)
+        elif step.action == "rebuild":
+            self._rebuild(directory, base_offset_of(name))
+        elif step.action == "accept":
+            SegmentDigest.remove(directory, base_offset_of(name))
+            directory.sync()
+        elif step.action == "cut":
+            self._cut(directory, base_offset_of(name), step.problems)
+
+    def _segment(self, directory: Directory, base: int) -> Segment:
+        """Alone: gaps are allowed in it."""
+        return View(directory, self._config, SystemClock()).make_segment(base, False)
+
+    def _rebuild(self, directory: Directory, base: int) -> None:
+        """Both indexes, as far as the log is sound; opening does not believe them further."""
+        segment = self._segment(directory, base)
+        contents = segment.walk()
+        if contents.stopped == "end":
+            for suffix in (".index", ".timeindex"):
+                _keep_copy(directory, segment_name(base, suffix))
+            segment.write_indexes(contents, sync=True)
+            directory.sync()
+        segment.release()
+
+    # ---- cutting damage out ----
+
+    def _cut(self, directory: Directory, base: int, problems: Iterable[Problem]) -> None:
+        """A new file without the damaged stretches, in the place of the old one."""
+        name = segment_name(base, ".log")
+        size = directory.size(name)
+        holes = sorted(
+            (max(p.position, 0), p.end_position if p.end_position >= 0 else size)
+            for p in problems
+            if p.kind is ProblemKind.DAMAGED_BATCH
+        )
+        self._keep_holes(directory, name, holes)
+        _allow_gaps(directory)
+        target = f"{name}.cleaned"
+        directory.unlink(target)
+        _copy_around(directory, name, target, holes, size)
+        contents = self._walk_cleaned(directory, base, target)
+        files = {".index": contents.offsets, ".timeindex": contents.times}
+        with contextlib.suppress(FileNotFoundError):
+            files[".txnindex"] = directory.read(segment_name(base, ".txnindex"))
+        found = digest_of(directory, target)
+        assert found is not None
+        if base != max(base_offset_of(each) for each in directory.names() if each.endswith(".log")):
+            # Of sealed ones alone: the last is appended to.
+            digests = {suffix: digest(content) for suffix, content in files.items()}
+            files[DIGEST_SUFFIX] = SegmentDigest(found, digests).encode()
+        for suffix, content in files.items():
+            directory.write(f"{segment_name(base, suffix)}.cleaned", content, sync=True)
+        directory.sync()
+        plan = SwapPlan(RewrittenSegment(base, (".log", *files), *found), (base,))
+        plan.write(directory)
+        plan.apply(directory)
+        plan.finish(directory)
+
+    def _keep_holes(
+        self, directory: Directory, name: str, holes: Sequence[tuple[int, int]]
+    ) -> None:
+        source = directory.open(name)
+        try:
+            for start, end in holes:
+                kept = directory.open(
+                    _free_name(directory, name), write=True, create=True, exclusive=True
+                )
+                try:
+                    _copy(source, start, end, kept, 0)
+                    kept.sync()
+                finally:
+                    kept.close()
+        finally:
+            source.close()
+
+    def _walk_cleaned(self, directory: Directory, base: int, name: str) -> SegmentContents:
+        file = directory.open(name)
+        try:
+            found = _native.scan_prefix(
+                file, base, 0, file.size(), base, self._config.index_interval_bytes, False, None
+            )
+        finally:
+            file.close()
+        contents = SegmentContents(**found)
+        if contents.stopped != "end":
+            raise ConfigError(
+                f"{directory.path / name} is still damaged at byte {contents.position} "
+                f"({contents.reason}): nothing was replaced; check the partition again"
+            )
+        segment = self._segment(directory, base)
+        return contents._replace(times=segment.final_times(contents))
+
+    def _open_and_close(self, name: str) -> None:
+        """Let opening make what was set aside, and finish what a crash left."""
+        Partition.open_in_store(
+            self._directory,
+            name,
+            lock=self._lock,
+            durability="fsync",
+            config=self._config,
+            clock=None,
+            claims=Claims(),
+        ).close()
+
+
+class _Receipt:
+    """What was done, in a file beside what it was done to."""
+
+    def __init__(self, directory: Directory, done: Repair, accept_loss: bool) -> None:
+        self._directory = directory
+        taken = set(filter(RECEIPT.match, directory.names()))
+        number = 1
+        while (name := f"logstore.repair-{number}.json") in taken:
+            number += 1
+        self._name = name
+        self.path = directory.path / self._name
+        self._content: dict[str, Any] = {
+            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "path": str(directory.path),
+            "accept_loss": accept_loss,
+            "planned": [step.as_json() for step in done.steps],
+            "left": [problem.as_json() for problem in done.left],
+            "done": [],
+        }
+
+    def note(
+        self,
+        step: RepairStep,
+        before: tuple[int, int] | None,
+        after: tuple[int, int] | None,
+    ) -> None:
+        """A step was done: size and CRC-32C of its file before and after; None: no file."""
+        done = {"action": step.action, "path": str(step.path), "before": before, "after": after}
+        self._content["done"].append(done)
+        self.write(finished=False)
+
+    def write(self, *, finished: bool) -> None:
+        text = json.dumps({**self._content, "finished": finished}, indent=1)
+        self._directory.replace(self._name, text.encode() + b"\n")
+
+
+def _digest(directory: Directory, name: str) -> tuple[int, int] | None:
+    return digest_of(directory, name)
+
+
+def _free_name(directory: Directory, name: str) -> str:
+    taken = set(directory.names())
+    number = 1
+    while f"{name}.cut-{number}" in taken:
+        number += 1
+    return f"{name}.cut-{number}"
+
+
+def _keep_copy(directory: Directory, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        content = directory.read(name)
+        directory.replace(_free_name(directory, name), content)
+
+
+def _copy(source: _native.File, start: int, end: int, target: _native.File, position: int) -> int:
+    """Copy [start, end) to a position; the position behind it."""
+    while start < end:
+        piece = source.pread(min(_COPY_BYTES, end - start), start)
+        if not piece:
+            break
+        target.append_at(piece, position)
+        start += len(piece)
+        position += len(piece)
+    return position
+
+
+def _copy_around(
+    directory: Directory, name: str, target: str, holes: Sequence[tuple[int, int]], size: int
+) -> None:
+    source = directory.open(name)
+    try:
+        new = directory.open(target, write=True, create=True, exclusive=True)
+        try:
+            at = position = 0
+            for start, end in [*holes, (size, size)]:
+                position = _copy(source, at, start, new, position)
+                at = max(at, end)
+            new.sync()
+        finally:
+            new.close()
+    finally:
+        source.close()
+
+
+def _allow_gaps(directory: Directory) -> None:
+    """Offsets may be missing from now on; known before the first file is replaced."""
+    state = PartitionState.read(directory)
+    if state is not None:
+        changed = dataclasses.replace(
+            state, clean=False, dense_from=max(state.dense_from, state.end_offset)
+        )
+        changed.write(directory)

@@ -1,0 +1,168 @@
+"""Topics for coordinators, whose partitions are made on demand; companions of a store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logstore
+from logstore import ClosedError, Store
+from logstore.closeable import Closeable
+from logstore.coordinators.internal_topics import (
+    CONSUMER_OFFSETS,
+    TRANSACTION_STATE,
+    coordinator_partition,
+    internal_topic,
+)
+
+
+def test_the_partition_of_a_group_is_the_one_kafka_looks_in() -> None:
+    assert coordinator_partition("group1", 50) == 40
+    assert coordinator_partition("my-group", 50) == 12
+    assert coordinator_partition("", 50) == 0
+    # The one string hash whose absolute value is negative in Java: it counts as 0.
+    assert coordinator_partition("polygenelubricants", 50) == 0
+    # Characters beyond 16 bits count as the two that Java makes of them.
+    assert coordinator_partition("\N{GRINNING FACE}", 1 << 31) == 31 * 0xD83D + 0xDE00
+
+
+def test_a_declared_topic_has_only_the_partitions_that_were_needed(
+    make_store: Callable[..., Store],
+) -> None:
+    store = make_store()
+    topic = internal_topic(store, CONSUMER_OFFSETS)
+    assert topic.config.compacts and len(topic) == 0
+    assert store.declared_partitions(CONSUMER_OFFSETS) == 50
+    store.make_partition(CONSUMER_OFFSETS, 12).append(b"x", key=b"k")
+    assert store.make_partition(CONSUMER_OFFSETS, 12) is topic[12]
+    assert internal_topic(store, CONSUMER_OFFSETS) is topic
+    with pytest.raises(IndexError):
+        store.make_partition(CONSUMER_OFFSETS, 50)
+    store.close()
+    store = make_store()
+    assert store.recovery.clean
+    topic = store[CONSUMER_OFFSETS]
+    assert [log.number for log in topic] == [12]
+    assert store.declared_partitions(CONSUMER_OFFSETS) == 50
+    store.make_partition(CONSUMER_OFFSETS, 3)
+    assert [log.number for log in topic] == [3, 12]
+    assert topic[12][0].value == b"x"
+
+
+def test_one_of_them_that_is_missing_is_damage(make_store: Callable[..., Store]) -> None:
+    store = make_store()
+    internal_topic(store, TRANSACTION_STATE)
+    store.make_partition(TRANSACTION_STATE, 7).append(b"x", key=b"k")
+    store.close()
+    shutil.rmtree(store.path / f"{TRANSACTION_STATE}-7")
+    with pytest.raises(FileNotFoundError, match="put it back"):
+        make_store().make_partition(TRANSACTION_STATE, 7)
+
+
+def test_one_that_a_crash_left_unfinished_is_made_anew(
+    make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its name it is swept, after it it counts, whatever the catalogue knew."""
+    store = make_store()
+    internal_topic(store, CONSUMER_OFFSETS)
+
+    def crash(*_: object) -> None:
+        raise RuntimeError("crash")
+
+    for broken in ("rename", "sync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._directory), broken, crash)
+            with pytest.raises(RuntimeError):
+                store.make_partition(CONSUMER_OFFSETS, 9)
+    store.close()
+    store = make_store()
+    assert not [name for name in os.listdir(store.path) if name.endswith("-delete")]
+    store.make_partition(CONSUMER_OFFSETS, 9).append(b"x", key=b"k")
+    assert [log.number for log in store[CONSUMER_OFFSETS]] == [9]
+
+
+def test_readers_see_partitions_that_come(tmp_path: Path) -> None:
+    with logstore.open(tmp_path / "s", durability="os") as store:
+        internal_topic(store, CONSUMER_OFFSETS)
+        with logstore.open(tmp_path / "s", readonly=True) as reader:
+            assert len(reader[CONSUMER_OFFSETS]) == 0
+            store.make_partition(CONSUMER_OFFSETS, 4).append(b"x", key=b"k")
+            assert reader[CONSUMER_OFFSETS][4][0].value == b"x"
+            assert reader.declared_partitions(CONSUMER_OFFSETS) == 50
+
+
+class Friend(Closeable):
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.closed = 0
+
+    def close(self) -> None:
+        assert not self.store.closed
+        self.store["last-words"].append(b"bye")
+        self.closed += 1
+
+
+def test_a_store_has_one_companion_of_a_kind_and_closes_it_first(
+    make_store: Callable[..., Store],
+) -> None:
+    store = make_store()
+    store.create_topic("last-words")
+    friend = store.companion(Friend)
+    assert store.companion(Friend) is friend
+    store.close()
+    store.close()
+    assert friend.closed == 1
+    with pytest.raises(ClosedError):
+        store.companion(Friend)
+    assert make_store()["last-words"][0][0].value == b"bye"
+
+
+class Stubborn(Closeable):
+    def __init__(self, store: Store) -> None:
+        pass
+
+    def close(self) -> None:
+        raise OSError("not now")
+
+
+def test_a_companion_that_cannot_be_closed_keeps_nobody_else_from_it(tmp_path: Path) -> None:
+    store = logstore.open(tmp_path / "store")
+    store.create_topic("last-words")
+    friend, _ = store.companion(Friend), store.companion(Stubborn)
+    with pytest.raises(OSError, match="not now"):
+        store.close()
+    assert store.closed and friend.closed == 1
+    with logstore.open(tmp_path / "store") as again:
+        assert again["last-words"][0][0].value == b"bye"
+
+
+def test_who_listens_hears_every_kind_of_append(store: Store) -> None:
+    log = store.create_topic("t")[0]
+    heard: list[int] = []
+
+    def hear() -> None:
+        heard.append(log._view.segments[-1].end_offset if not log.closed else -1)
+
+    log.listen(hear)
+    log.append(b"a")
+    log.extend([b"b", b"c"])
+    with log.writer() as out:
+        out.append(b"d")
+    assert {1, 3, 4} <= set(heard)
+    log.unlisten(hear)
+    log.unlisten(hear)
+    assert log._view.followers == 0
+    count = len(heard)
+    log.append(b"e")
+    assert len(heard) == count
+
+
+def test_partitions_that_were_not_made_yet_are_not_missed(tmp_path: Path) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        internal_topic(store, CONSUMER_OFFSETS)
+        store.make_partition(CONSUMER_OFFSETS, 7).append(b"v", key=b"k")
+        store.check()

@@ -1,23 +1,48 @@
-"""What the README and the quick start show runs as it is written."""
+"""The pages: snippets run as written, links and paths exist, lists are complete."""
 
 from __future__ import annotations
 
+import inspect
+import logging
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from logstore import errors
+
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+ROOTS = (ROOT, ROOT / "logstore")  # of the paths in architecture.md
 # The snippets of one page run one after the other, in one directory: as a reader would type them.
-RUN = [README, ROOT / "docs" / "quickstart.md"]
+RUN = [
+    README,
+    *(
+        DOCS / f"{name}.md"
+        for name in ("quickstart", "reading-and-writing", "errors", "operations", "recipes")
+    ),
+]
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Remove the handlers and levels that a page sets."""
+    loggers = [logging.getLogger(name) for name in (None, "logstore", "logstore.partition")]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 def snippets(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.usefixtures("logging_as_it_was")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_a_page_runs_as_written(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,3 +103,42 @@ def test_every_page_is_listed() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_every_path_that_the_architecture_names_exists() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`([a-z_]+/[\w./-]+)`", text)
+    assert len(paths) > 50
+    assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
+
+
+def test_the_page_of_errors_lists_every_error() -> None:
+    listed = set(
+        re.findall(r"`(?:logstore\.)?(\w+Error)`", (DOCS / "errors.md").read_text("utf-8"))
+    )
+    defined = {name for name, each in vars(errors).items() if inspect.isclass(each)}
+    assert defined - listed == set()
+
+
+def test_the_page_of_operations_lists_every_logger() -> None:
+    sources = [*(ROOT / "logstore").rglob("*.py"), *(ROOT / "spark_connector").rglob("*.py")]
+    used = {
+        name
+        for path in sources
+        for name in re.findall(r'getLogger\("([\w.]+)"\)', path.read_text("utf-8"))
+    }
+    page = (DOCS / "operations.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (?:DEBUG|INFO|WARNING|ERROR)", page, re.MULTILINE)
+    assert used - {"logstore"} == set(rows)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        *("backup", "migrat", "upgrade", "retry", "dead letter", "metrics", "monitor", "logging"),
+        *("multiple processes", "gunicorn", "encryption", "delete topic|deleting a topic"),
+    ],
+)
+def test_a_search_for_a_subject_finds_a_page(subject: str) -> None:
+    pages = [page.read_text("utf-8").lower() for page in DOCS.glob("*.md")]
+    assert any(re.search(subject, text) for text in pages)

@@ -37,6 +37,10 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logstore.checking.problem import Problem
 
 __all__ = [
     "ClosedError",
@@ -180,7 +184,7 @@ class CorruptLogError(LogStoreError, ValueError):
     everything that it found.
     """
 
-    problems: tuple[object, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     def __init__(
         self,

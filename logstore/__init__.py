@@ -104,7 +104,7 @@ _PUBLIC = {
         "Groups",
         "OffsetReset",
     ),
-    "coordinators.group_machine": (
+    "coordinators.group_events": (
         "GroupState",
         "Transition",
     ),
@@ -154,7 +154,7 @@ _PUBLIC = {
     "producer.delivery": ("Delivery",),
     "producer.producer": ("Producer",),
     "producer.transaction": ("Transaction",),
-    "recovery.loader": (
+    "recovery.report": (
         "Damage",
         "RecoveryReport",
         "TornTail",
@@ -169,10 +169,10 @@ _PUBLIC = {
         "Topic",
         "TopicDescription",
     ),
-    "upkeep.compaction": (
+    "upkeep.compaction": ("Compactor",),
+    "upkeep.compaction_report": (
         "CompactedSegment",
         "CompactionReport",
-        "Compactor",
     ),
     "upkeep.maintenance": (
         "Maintenance",
@@ -180,9 +180,9 @@ _PUBLIC = {
         "MaintenanceFault",
         "MaintenanceReport",
     ),
-    "upkeep.repair": (
+    "upkeep.repair": ("repair",),
+    "upkeep.repair_report": (
         "Repair",
-        "repair",
         "RepairStep",
     ),
 }

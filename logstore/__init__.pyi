@@ -57,12 +57,8 @@ from logstore.coordinators.group_admin import (
 from logstore.coordinators.group_admin import (
     OffsetReset as OffsetReset,
 )
-from logstore.coordinators.group_machine import (
-    GroupState as GroupState,
-)
-from logstore.coordinators.group_machine import (
-    Transition as Transition,
-)
+from logstore.coordinators.group_events import GroupState as GroupState
+from logstore.coordinators.group_events import Transition as Transition
 from logstore.coordinators.lag import (
     Lag as Lag,
 )
@@ -273,15 +269,9 @@ from logstore.record import (
 from logstore.record import (
     Record as Record,
 )
-from logstore.recovery.loader import (
-    Damage as Damage,
-)
-from logstore.recovery.loader import (
-    RecoveryReport as RecoveryReport,
-)
-from logstore.recovery.loader import (
-    TornTail as TornTail,
-)
+from logstore.recovery.report import Damage as Damage
+from logstore.recovery.report import RecoveryReport as RecoveryReport
+from logstore.recovery.report import TornTail as TornTail
 from logstore.serialization import (
     Serde as Serde,
 )
@@ -307,14 +297,10 @@ from logstore.store.topic import (
     TopicDescription as TopicDescription,
 )
 from logstore.upkeep.compaction import (
-    CompactedSegment as CompactedSegment,
-)
-from logstore.upkeep.compaction import (
-    CompactionReport as CompactionReport,
-)
-from logstore.upkeep.compaction import (
     Compactor as Compactor,
 )
+from logstore.upkeep.compaction_report import CompactedSegment as CompactedSegment
+from logstore.upkeep.compaction_report import CompactionReport as CompactionReport
 from logstore.upkeep.maintenance import (
     Maintenance as Maintenance,
 )
@@ -328,14 +314,10 @@ from logstore.upkeep.maintenance import (
     MaintenanceReport as MaintenanceReport,
 )
 from logstore.upkeep.repair import (
-    Repair as Repair,
-)
-from logstore.upkeep.repair import (
-    RepairStep as RepairStep,
-)
-from logstore.upkeep.repair import (
     repair as repair,
 )
+from logstore.upkeep.repair_report import Repair as Repair
+from logstore.upkeep.repair_report import RepairStep as RepairStep
 from logstore.where import (
     Where as Where,
 )

@@ -18,7 +18,7 @@ from logstore.coordinators.internal_topics import TRANSACTION_STATE
 from logstore.errors import LogStoreError
 from logstore.files.disk_reserve import STORE_RESERVE_BYTES
 from logstore.partitioner import Partitioner
-from logstore.recovery.loader import RecoveryProgress
+from logstore.recovery.report import RecoveryProgress
 from logstore.store.store import Store
 from logstore.store.store import open as open_store
 

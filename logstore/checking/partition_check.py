@@ -21,19 +21,16 @@ from typing import NamedTuple, Protocol
 from logstore import _native
 from logstore.checking.problem import Problem, ProblemKind, Severity
 from logstore.errors import CorruptLogError, NotALogError, UnsupportedFormatError
-from logstore.files.directory import (
-    SEGMENT_SUFFIXES,
-    TEMPORARY_SUFFIXES,
-    Directory,
-    DirectoryLock,
-    base_offset_of,
-    segment_name,
-)
+from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME
+from logstore.files.lock import DirectoryLock
+from logstore.files.names import SEGMENT_SUFFIXES, TEMPORARY_SUFFIXES, base_offset_of, segment_name
 from logstore.format.index import OffsetIndex, TimeIndex, TransactionIndex
+from logstore.log.epochs import LEADER_EPOCHS, parse_leader_epochs
 from logstore.log.producer_files import Producers
 from logstore.log.producer_state import CorruptSnapshotError, ProducerState
-from logstore.log.segment import Segment, SegmentContents, used_entries
+from logstore.log.segment import Segment, used_entries
+from logstore.log.segment_contents import SegmentContents
 from logstore.log.segment_digest import (
     DIGEST_SUFFIX,
     DamagedDigestError,
@@ -41,19 +38,11 @@ from logstore.log.segment_digest import (
     SegmentDigest,
     digest_of,
 )
-from logstore.log.state import (
-    LEADER_EPOCHS,
-    PARTITION_METADATA,
-    CleanerCheckpoint,
-    DurableMark,
-    PartitionState,
-    StartMark,
-    parse_leader_epochs,
-    read_topic_id,
-)
+from logstore.log.state import CleanerCheckpoint, DurableMark, PartitionState, StartMark
+from logstore.log.topic_id import PARTITION_METADATA, read_topic_id
 from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.loader import TRUNCATION_PLAN, TruncationPlan
 from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+from logstore.recovery.truncation_plan import TRUNCATION_PLAN, TruncationPlan
 
 __all__ = [
     "CheckProgress",

@@ -13,18 +13,15 @@ from pathlib import Path
 from logstore.checking.partition_check import RECEIPT
 from logstore.checking.problem import Problem, ProblemKind
 from logstore.errors import LogStoreError, NotALogError
-from logstore.files.directory import Directory, DirectoryLock
+from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME
-from logstore.log.state import CHECKPOINTS, PARTITION_METADATA, read_topic_id
-from logstore.root.catalogue import (
-    Catalogue,
-    CleanShutdown,
-    NodeIdentity,
-    TopicEntry,
-    is_deleted,
-    partition_directories,
-)
+from logstore.files.lock import DirectoryLock
+from logstore.log.topic_id import PARTITION_METADATA, read_topic_id
+from logstore.root.catalogue import Catalogue, TopicEntry, is_deleted, partition_directories
 from logstore.root.checkpoint_twin import CheckpointTwin
+from logstore.root.checkpoints import CHECKPOINTS
+from logstore.root.clean_shutdown import CleanShutdown
+from logstore.root.identity import NodeIdentity
 from logstore.root.producer_ids import ProducerIds
 
 __all__ = ["RootInspection"]

@@ -40,7 +40,7 @@ from logstore.consumer.membership import Membership, MembershipSettings
 from logstore.consumer.source import Source
 from logstore.consumer.wakeup import Bell
 from logstore.coordinators.group_coordinator import GroupCoordinator, explain
-from logstore.coordinators.group_machine import REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID
+from logstore.coordinators.group_events import REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID
 from logstore.coordinators.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
 from logstore.coordinators.lag import Lag, lag_of
 from logstore.coordinators.offset_book import OffsetBook, Offsets

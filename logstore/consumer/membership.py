@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from logstore.consumer.assignors import Assignor
 from logstore.coordinators.group_coordinator import GroupCoordinator, explain
-from logstore.coordinators.group_machine import (
+from logstore.coordinators.group_events import (
     FENCED_INSTANCE_ID,
     GROUP_MAX_SIZE_REACHED,
     INCONSISTENT_GROUP_PROTOCOL,

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from logstore.clock import Clock, SystemClock
 from logstore.config import ConfigError
 from logstore.coordinators.group_coordinator import GroupCoordinator
-from logstore.coordinators.group_machine import GroupState, Transition
+from logstore.coordinators.group_events import GroupState, Transition
 from logstore.coordinators.group_protocol import Assignment, Subscription
 from logstore.coordinators.lag import Lag, lag_of
 from logstore.coordinators.offset_book import OffsetBook, Offsets, as_committed

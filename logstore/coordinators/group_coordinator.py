@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from logstore.clock import Clock, GuardedClock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError
-from logstore.coordinators.group_machine import (
+from logstore.coordinators.group_events import (
     COORDINATOR_NOT_AVAILABLE,
     FENCED_INSTANCE_ID,
     GROUP_MAX_SIZE_REACHED,
@@ -37,7 +37,6 @@ from logstore.coordinators.group_machine import (
     Disarm,
     Effect,
     GroupConfig,
-    GroupMachine,
     GroupState,
     JoinReply,
     Nudge,
@@ -45,6 +44,7 @@ from logstore.coordinators.group_machine import (
     StoreGroup,
     SyncReply,
 )
+from logstore.coordinators.group_machine import GroupMachine
 from logstore.coordinators.group_protocol import PROTOCOL_TYPE, Subscription
 from logstore.coordinators.offset_book import Guard, OffsetBook, Offsets
 from logstore.coordinators.offset_records import TopicPartition, check_text

@@ -13,10 +13,20 @@ Sans I/O: the owner writes the entries down.  Not thread-safe: the owner's lock 
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["EpochCut", "EpochEnd", "LeaderEpochs"]
+from logstore.files.directory import Directory
+
+__all__ = [
+    "EpochCut",
+    "EpochEnd",
+    "LeaderEpochs",
+    "parse_leader_epochs",
+    "read_leader_epochs",
+    "write_leader_epochs",
+]
 
 
 class EpochEnd(NamedTuple):
@@ -165,3 +175,35 @@ class LeaderEpochs:
             if cut.agreed:
                 return end
         return None if end == log_end else end
+
+
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+
+
+def read_leader_epochs(directory: Directory) -> list[tuple[int, int]]:
+    """(epoch, start offset) pairs, ascending; empty when the file is missing or unreadable."""
+    with contextlib.suppress(FileNotFoundError):
+        epochs = parse_leader_epochs(directory.read(LEADER_EPOCHS, 1 << 24))
+        return [] if isinstance(epochs, str) else epochs
+    return []
+
+
+def parse_leader_epochs(content: bytes) -> list[tuple[int, int]] | str:
+    """The pairs in a file, or why it cannot be read."""
+    try:
+        lines = content.decode("utf-8").split("\n")
+        pairs = [line.split() for line in lines[2:] if line.strip()]
+        epochs = [(int(epoch), int(start)) for epoch, start in pairs]
+        if lines[0].strip() != "0" or len(epochs) != int(lines[1]):
+            return f"version {lines[0]!r}, {len(epochs)} rows of {lines[1]!r}"
+    except (IndexError, ValueError) as error:
+        return str(error)
+    if not all(0 <= epoch < 1 << 31 and 0 <= start < 1 << 63 for epoch, start in epochs):
+        return "a number is out of range"
+    return epochs
+
+
+def write_leader_epochs(directory: Directory, epochs: list[tuple[int, int]]) -> None:
+    """Kafka's text form: version, count, one pair a line."""
+    lines = ["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]
+    directory.replace(LEADER_EPOCHS, ("\n".join(lines) + "\n").encode())

@@ -20,7 +20,8 @@ from typing import NamedTuple
 from logstore import _native
 from logstore.clock import GuardedClock
 from logstore.errors import CorruptLogError, InvalidRecordError
-from logstore.files.directory import Directory, base_offset_of, segment_name
+from logstore.files.directory import Directory
+from logstore.files.names import base_offset_of, segment_name
 from logstore.format.batch import BatchHeader, EndMarker
 from logstore.format.index import AbortedTransaction, TransactionIndex
 from logstore.log.producer_state import Admission, CorruptSnapshotError, Origin, ProducerState

@@ -17,13 +17,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from logstore import _native
-from logstore.files.directory import (
-    MISREAD,
-    Directory,
-    segment_name,
-    with_checksum,
-    without_checksum,
-)
+from logstore.files.directory import Directory
+from logstore.files.names import segment_name
+from logstore.files.small_file import MISREAD, with_checksum, without_checksum
 
 __all__ = ["DIGEST_SUFFIX", "DamagedDigestError", "SegmentDigest"]
 

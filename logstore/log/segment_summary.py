@@ -10,13 +10,9 @@ import json
 from typing import NamedTuple
 
 from logstore.config import INT64_MAX
-from logstore.files.directory import (
-    MISREAD,
-    Directory,
-    segment_name,
-    with_checksum,
-    without_checksum,
-)
+from logstore.files.directory import Directory
+from logstore.files.names import segment_name
+from logstore.files.small_file import MISREAD, with_checksum, without_checksum
 
 __all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary"]
 

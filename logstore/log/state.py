@@ -10,37 +10,19 @@ or stale costs a longer recovery, never a record.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import json
 import logging
-import re
 import struct
-import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 from logstore import _native
-from logstore.errors import NotALogError
-from logstore.files.directory import MISREAD, Directory, with_checksum, without_checksum
+from logstore.files.directory import Directory
+from logstore.files.small_file import MISREAD, with_checksum, without_checksum
 
-__all__ = [
-    "CleanerCheckpoint",
-    "DurableMark",
-    "PartitionState",
-    "StartMark",
-    "lists_of_aborts",
-    "offsets_text",
-    "parse_leader_epochs",
-    "parse_offsets",
-    "read_leader_epochs",
-    "read_offsets",
-    "read_topic_id",
-    "topic_id_text",
-    "write_leader_epochs",
-    "write_offsets",
-]
+__all__ = ["CleanerCheckpoint", "DurableMark", "PartitionState", "StartMark", "lists_of_aborts"]
 
 log = logging.getLogger("logstore.checkpoint")
 
@@ -211,139 +193,7 @@ class CleanerCheckpoint(_OffsetFile):
     NAME = "logstore.cleaner"
 
 
-LEADER_EPOCHS = "leader-epoch-checkpoint"
-
-
-def read_leader_epochs(directory: Directory) -> list[tuple[int, int]]:
-    """(epoch, start offset) pairs, ascending; empty when the file is missing or unreadable."""
-    with contextlib.suppress(FileNotFoundError):
-        epochs = parse_leader_epochs(directory.read(LEADER_EPOCHS, 1 << 24))
-        return [] if isinstance(epochs, str) else epochs
-    return []
-
-
-def parse_leader_epochs(content: bytes) -> list[tuple[int, int]] | str:
-    """The pairs in a file, or why it cannot be read."""
-    try:
-        lines = content.decode("utf-8").split("\n")
-        pairs = [line.split() for line in lines[2:] if line.strip()]
-        epochs = [(int(epoch), int(start)) for epoch, start in pairs]
-        if lines[0].strip() != "0" or len(epochs) != int(lines[1]):
-            return f"version {lines[0]!r}, {len(epochs)} rows of {lines[1]!r}"
-    except (IndexError, ValueError) as error:
-        return str(error)
-    if not all(0 <= epoch < 1 << 31 and 0 <= start < 1 << 63 for epoch, start in epochs):
-        return "a number is out of range"
-    return epochs
-
-
-def write_leader_epochs(directory: Directory, epochs: list[tuple[int, int]]) -> None:
-    """Kafka's text form: version, count, one pair a line."""
-    lines = ["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]
-    directory.replace(LEADER_EPOCHS, ("\n".join(lines) + "\n").encode())
-
-
 # ---- offsets of many partitions, at the root of a store ----
-
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
-START_OFFSETS = "log-start-offset-checkpoint"
-HIGH_WATERMARKS = "replication-offset-checkpoint"
-CLEANER_OFFSETS = "cleaner-offset-checkpoint"
-CHECKPOINTS = (RECOVERY_POINTS, START_OFFSETS, HIGH_WATERMARKS, CLEANER_OFFSETS)
-
-TopicPartition = tuple[str, int]
-
-
-def read_offsets(directory: Directory, name: str) -> dict[TopicPartition, int]:
-    """The offsets of a root checkpoint by (topic, partition).
-
-    One that is missing or cannot be read says nothing: that costs a longer recovery, never a
-    record, and must not keep anyone from opening.
-    """
-    try:
-        offsets = parse_offsets(directory.read(name, 1 << 26))
-    except FileNotFoundError:
-        return {}
-    if isinstance(offsets, str):
-        log.warning("%s cannot be read (%s): ignored", directory.path / name, offsets)
-        return {}
-    return offsets
-
-
-def parse_offsets(content: bytes) -> dict[TopicPartition, int] | str:
-    """The offsets in a root checkpoint, or why it cannot be read."""
-    try:
-        lines = content.decode("utf-8").split("\n")
-        if not any(line.strip() for line in lines[1:]):
-            return {}
-        rows = [line.split() for line in lines[2:] if line.strip()]
-        offsets = {(topic, int(number)): int(offset) for topic, number, offset in rows}
-        if (
-            lines[0].strip() != "0"
-            or len(rows) != int(lines[1])
-            or not all(0 <= offset < 1 << 63 for offset in offsets.values())
-        ):
-            return f"version {lines[0]!r}, {len(rows)} rows of {lines[1]!r}"
-    except ValueError as error:
-        return str(error)
-    return offsets
-
-
-def write_offsets(
-    directory: Directory, name: str, offsets: Mapping[TopicPartition, int], *, sync: bool = True
-) -> None:
-    """Kafka's text form: version, count, ``topic partition offset`` lines; replaced atomically."""
-    directory.replace(name, offsets_text(offsets), sync=sync)
-
-
-def offsets_text(offsets: Mapping[TopicPartition, int]) -> bytes:
-    """The contents of a root checkpoint."""
-    rows = [f"{topic} {number} {offset}" for (topic, number), offset in sorted(offsets.items())]
-    return ("\n".join(["0", str(len(rows)), *rows]) + "\n").encode()
 
 
 # ---- the identity of a topic, in each of its partitions ----
-
-PARTITION_METADATA = "partition.metadata"
-
-
-def uuid_text(number: uuid.UUID) -> str:
-    """Kafka's spelling: URL-safe base64 of the 16 bytes, without padding."""
-    return base64.urlsafe_b64encode(number.bytes).rstrip(b"=").decode()
-
-
-def parse_uuid(text: str) -> uuid.UUID:
-    """The reverse of `uuid_text`; ValueError for anything else."""
-    if not re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
-        raise ValueError(f"{text!r} is not an id: 22 characters of base64")
-    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
-
-
-def new_uuid() -> uuid.UUID:
-    """A random id; as in Kafka its text never starts with a dash."""
-    while uuid_text(number := uuid.uuid4()).startswith("-"):
-        pass
-    return number
-
-
-def read_topic_id(directory: Directory) -> uuid.UUID | None:
-    """The id of the topic that a partition directory belongs to; None when it has none."""
-    try:
-        text = directory.read(PARTITION_METADATA, 4096).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return None
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    try:
-        number = parse_uuid(fields["topic_id"].strip())
-        if int(fields["version"]) < 0 or not number.int:
-            raise ValueError("a version below 0, or an id of zeros")
-    except (KeyError, ValueError) as error:
-        raise NotALogError(
-            f"{directory.path / PARTITION_METADATA} does not name a topic: {error}"
-        ) from None
-    return number
-
-
-def topic_id_text(number: uuid.UUID) -> bytes:
-    """Two lines, no newline behind the second: as a broker writes it."""
-    return f"version: 0\ntopic_id: {uuid_text(number)}".encode()

@@ -31,10 +31,10 @@ from logstore.errors import (
     NotALogError,
     ReadOnlyError,
 )
-from logstore.files.directory import segment_name
-from logstore.log.epochs import EpochEnd, LeaderEpochs
-from logstore.log.segment import Segment, SegmentContents, empty_contents
-from logstore.log.state import read_leader_epochs
+from logstore.files.names import segment_name
+from logstore.log.epochs import EpochEnd, LeaderEpochs, read_leader_epochs
+from logstore.log.segment import Segment
+from logstore.log.segment_contents import SegmentContents, empty_contents
 from logstore.partition.durability import StableStorage
 from logstore.partition.leadership import EPOCH_MAX, Leadership
 from logstore.partition.reader import ReadableLog, check_int

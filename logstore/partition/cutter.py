@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, cast
 
 from logstore import _native
 from logstore.errors import CorruptLogError, OffsetOutOfRangeError, UnsupportedFormatError
-from logstore.files.directory import SEGMENT_SUFFIXES, segment_name
+from logstore.files.names import SEGMENT_SUFFIXES, segment_name
 from logstore.format import codecs
 from logstore.log.epochs import EpochEnd
-from logstore.log.segment import Segment, decompress, empty_contents
+from logstore.log.segment import Segment
+from logstore.log.segment_contents import decompress, empty_contents
 from logstore.log.segment_digest import DIGEST_SUFFIX, SegmentDigest
 from logstore.log.state import CleanerCheckpoint, StartMark
 from logstore.partition.appender import AppendableLog
 from logstore.partition.reader import check_int, milliseconds
 from logstore.partition.view import Cut, View
-from logstore.recovery.loader import TRUNCATION_PLAN, Claims, TruncationPlan
+from logstore.recovery.loader import Claims
 from logstore.recovery.swap_plan import SWAP_PLAN, RewrittenSegment, SwapPlan
+from logstore.recovery.truncation_plan import TRUNCATION_PLAN, TruncationPlan
 
 if TYPE_CHECKING:
     from logstore.log.retention import RetentionDecision, RetentionPolicy

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from logstore import _native
-from logstore.files.directory import base_offset_of, boot_id
+from logstore.files.boot import boot_id
+from logstore.files.names import base_offset_of
 from logstore.log.state import DurableMark, PartitionState, lists_of_aborts
 from logstore.partition.group_commit import GroupCommit
 from logstore.partition.leadership import Leadership

@@ -13,8 +13,7 @@ import logging
 from collections.abc import Iterable
 
 from logstore.files.directory import Directory
-from logstore.log.epochs import LeaderEpochs
-from logstore.log.state import read_leader_epochs, write_leader_epochs
+from logstore.log.epochs import LeaderEpochs, read_leader_epochs, write_leader_epochs
 from logstore.recovery.loader import LoadedLog
 
 __all__ = ["EPOCH_MAX", "Leadership"]

@@ -23,21 +23,18 @@ from logstore import _native
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import PartitionConfig, wants_fsync
-from logstore.files.directory import (
-    FOREIGN_TWIN,
-    Directory,
-    DirectoryLock,
-    directory_name,
-    parse_partition_name,
-)
+from logstore.files.directory import Directory
 from logstore.files.disk_reserve import PARTITION_RESERVE_BYTES, Reserve
 from logstore.files.filesystem import require_safe
-from logstore.log.state import CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS, read_offsets
+from logstore.files.lock import DirectoryLock
+from logstore.files.names import directory_name, parse_partition_name
 from logstore.partition.cutter import RewritableLog
 from logstore.partition.reader_view import BesideWriter
 from logstore.partition.view import View
-from logstore.recovery.loader import Claims, RecoveryProgress, load, refuse_foreign
-from logstore.root.catalogue import CleanShutdown
+from logstore.recovery.loader import Claims, load, refuse_foreign
+from logstore.recovery.report import RecoveryProgress
+from logstore.root.checkpoints import CLEANER_OFFSETS, RECOVERY_POINTS, START_OFFSETS, read_offsets
+from logstore.root.clean_shutdown import CleanShutdown
 
 __all__ = ["Partition"]
 
@@ -109,7 +106,9 @@ class Partition(RewritableLog, Closeable):
             if not readonly:
                 require_safe(directory, allow_unsafe=allow_unsafe_fs)
                 self._claims = _claims_of(directory)
-                self._owner = DirectoryLock(directory)
+                self._owner = DirectoryLock(
+                    directory, under_parent=CleanShutdown.clear_for_partition
+                )
                 directory.room = reserve = Reserve(directory, reserve_bytes)
                 reserve.fill()
             self._load(progress)
@@ -264,7 +263,7 @@ def _claims_of(directory: Directory) -> Claims | None:
         left = CleanShutdown.read(root)
         if not left.foreign:
             return None
-        root.replace(CleanShutdown.TWIN, FOREIGN_TWIN)
+        root.replace(CleanShutdown.TWIN, CleanShutdown.FOREIGN)
         topic, number = parse_partition_name(directory_name(directory.path))
         points = read_offsets(root, RECOVERY_POINTS)
         starts = read_offsets(root, START_OFFSETS)

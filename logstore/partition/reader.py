@@ -31,7 +31,7 @@ from logstore.log.segment import Segment
 from logstore.partition.scan import Scan
 from logstore.partition.view import Cut, View
 from logstore.record import Record
-from logstore.recovery.loader import RecoveryReport
+from logstore.recovery.report import RecoveryReport
 
 if TYPE_CHECKING:  # imported by those who look for damage
     from logstore.checking.partition_check import CheckProgress

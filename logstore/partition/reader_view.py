@@ -19,20 +19,16 @@ from collections.abc import Callable
 from logstore.clock import Clock
 from logstore.config import INT64_MAX, PartitionConfig
 from logstore.errors import CorruptLogError
-from logstore.files.directory import Directory, segment_name
+from logstore.files.directory import Directory
+from logstore.files.names import segment_name
 from logstore.log.segment import Segment
 from logstore.log.state import DurableMark, PartitionState
 from logstore.partition.view import Cut, View
 from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.loader import (
-    DAMAGE_MESSAGE,
-    TRUNCATION_PLAN,
-    Claims,
-    LoadedLog,
-    RecoveryProgress,
-    load,
-)
+from logstore.recovery.loader import DAMAGE_MESSAGE, Claims, LoadedLog, load
+from logstore.recovery.report import RecoveryProgress
 from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+from logstore.recovery.truncation_plan import TRUNCATION_PLAN
 
 __all__ = ["BesideWriter"]
 

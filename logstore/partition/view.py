@@ -24,10 +24,12 @@ from collections.abc import Callable, Iterable
 from logstore.clock import Clock, GuardedClock
 from logstore.config import INT64_MAX, PartitionConfig
 from logstore.errors import ClosedError, CorruptLogError, ForkedHandleError
-from logstore.files.directory import Directory, directory_name, parse_partition_name, segment_name
+from logstore.files.directory import Directory
+from logstore.files.names import directory_name, parse_partition_name, segment_name
 from logstore.log.producer_files import Producers
 from logstore.log.segment import Segment
-from logstore.recovery.loader import LoadedLog, RecoveryReport
+from logstore.recovery.loader import LoadedLog
+from logstore.recovery.report import RecoveryReport
 from logstore.waking import Notice
 
 __all__ = ["Cut", "View"]

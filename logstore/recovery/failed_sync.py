@@ -17,7 +17,8 @@ import json
 import logging
 import threading
 
-from logstore.files.directory import MISREAD, Directory, with_checksum, without_checksum
+from logstore.files.directory import Directory
+from logstore.files.small_file import MISREAD, with_checksum, without_checksum
 
 __all__ = ["FailedSync"]
 

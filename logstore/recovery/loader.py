@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -27,22 +26,13 @@ from typing import NamedTuple
 
 from logstore import _native
 from logstore.errors import DiskFullError, NotALogError, UnsupportedFormatError
-from logstore.files.directory import (
-    MISREAD,
-    SEGMENT_SUFFIXES,
-    TEMPORARY_SUFFIXES,
-    Directory,
-    base_offset_of,
-    boot_id,
-    either_copy,
-    segment_name,
-    twice,
-)
+from logstore.files.boot import boot_id
+from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME
-from logstore.format.index import TransactionIndex
-from logstore.log.epochs import LeaderEpochs
-from logstore.log.producer_files import DiscardedSnapshot
-from logstore.log.segment import Segment, SegmentContents, empty_contents
+from logstore.files.names import SEGMENT_SUFFIXES, TEMPORARY_SUFFIXES, base_offset_of, segment_name
+from logstore.log.epochs import LeaderEpochs, read_leader_epochs
+from logstore.log.segment import Segment
+from logstore.log.segment_contents import SegmentContents, empty_contents
 from logstore.log.segment_digest import SegmentDigest
 from logstore.log.state import (
     CleanerCheckpoint,
@@ -50,20 +40,18 @@ from logstore.log.state import (
     PartitionState,
     StartMark,
     lists_of_aborts,
-    read_leader_epochs,
 )
 from logstore.recovery.failed_sync import FailedSync
+from logstore.recovery.report import Damage, RecoveryProgress, RecoveryReport, TornTail
 from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+from logstore.recovery.truncation_plan import TRUNCATION_PLAN, TruncationPlan
 from logstore.recovery.wide_segments import split_wide_segments
 
-__all__ = ["Damage", "RecoveryProgress", "RecoveryReport", "TornTail", "load"]
+__all__ = ["load"]
 
 log = logging.getLogger("logstore.recovery")
 
-# Called with (bytes checked so far, bytes to check in all).
-RecoveryProgress = Callable[[int, int], None]
 
-TRUNCATION_PLAN = "truncate.plan"
 TORN = re.compile(r".+\.torn-\d+\Z")
 TORN_FILES_MAX = 16  # kept in one directory
 TORN_BYTES_MAX = 64 << 20  # kept of one torn tail
@@ -71,56 +59,6 @@ DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 _COPY_BYTES = 1 << 20
 BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
 INT64_MAX = (1 << 63) - 1
-
-
-class TornTail(NamedTuple):
-    """Bytes that were cut off because the append they belong to never finished."""
-
-    path: Path
-    position: int
-    size_bytes: int
-    offset: int  # the log goes on here
-    kept_as: Path | None  # None: nothing but zeros
-    reason: str
-
-
-class Damage(NamedTuple):
-    """Bytes that cannot be what was written.  Still in place; reading these offsets raises."""
-
-    path: Path
-    position: int
-    end_position: int
-    offsets: range
-    reason: str
-
-
-@dataclasses.dataclass(slots=True)
-class RecoveryReport:
-    """What opening found and did.  ``partition.recovery``."""
-
-    clean: bool = True
-    bytes_checked: int = 0
-    segments_checked: int = 0
-    torn: list[TornTail] = dataclasses.field(default_factory=list)
-    damage: list[Damage] = dataclasses.field(default_factory=list)
-    indexes_rebuilt: list[Path] = dataclasses.field(default_factory=list)
-    removed: list[Path] = dataclasses.field(default_factory=list)
-    set_aside: list[Path] = dataclasses.field(default_factory=list)
-    rewritten: list[Path] = dataclasses.field(default_factory=list)  # after a failed fsync
-    truncation_finished: bool = False
-    swap_finished: bool = False  # rewritten segments took the place of old ones
-    snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
-
-    def __str__(self) -> str:
-        if self.clean:
-            return "closed cleanly: nothing to check"
-        cut = sum(tail.size_bytes for tail in self.torn)
-        lost = sum(len(damage.offsets) for damage in self.damage)
-        return (
-            f"checked {self.bytes_checked} bytes in {self.segments_checked} segments; "
-            f"cut {cut} torn bytes; {len(self.damage)} damaged stretches hide {lost} offsets; "
-            f"rebuilt {len(self.indexes_rebuilt)} indexes"
-        )
 
 
 @dataclasses.dataclass(slots=True)
@@ -832,79 +770,3 @@ class _Loader:
             self.truncated_to = plan.end_offset
         self.directory.unlink(TRUNCATION_PLAN)
         self.directory.sync()
-
-
-class TruncationPlan(NamedTuple):
-    """Everything needed to cut the log, so that a crash in between can be finished.
-
-    The batch that straddles the cut cannot be shortened in place: its kept records are encoded
-    anew and travel in the plan.
-    """
-
-    base_offset: int  # the segment that becomes the last
-    position: int  # where its file is cut
-    batch: bytes  # goes there: the kept records of the straddling batch; may be empty
-    segments: tuple[int, ...]  # bases of later segments, to be deleted
-    end_offset: int = 1 << 62  # snapshots and aborted transactions from here on go
-
-    def write(self, directory: Directory) -> None:
-        head = {
-            "base": self.base_offset,
-            "position": self.position,
-            "later": self.segments,
-            "end": self.end_offset,
-        }
-        body = json.dumps(head).encode() + b"\n" + self.batch
-        # Twice: records that must stay may be nowhere else, so one damaged copy must not lose them.
-        directory.replace(TRUNCATION_PLAN, twice(body))
-
-    @classmethod
-    def read(cls, directory: Directory) -> TruncationPlan | None:
-        """The plan, or None when it was not written in full: then nothing has been cut."""
-        body = either_copy(directory.read(TRUNCATION_PLAN))
-        try:
-            if body is None:
-                return None
-            head, _, batch = body.partition(b"\n")
-            fields = json.loads(head)
-            base, position, later = fields["base"], fields["position"], tuple(fields["later"])
-            end = fields.get("end", 1 << 62)
-        except MISREAD:
-            return None
-        numbers = (base, position, end, *later)
-        sound = all(type(number) is int and number >= 0 for number in numbers)
-        return cls(base, position, batch, later, end) if sound else None
-
-    def apply(self, directory: Directory) -> None:
-        """Cut.  May be repeated."""
-        for base in self.segments:
-            for suffix in SEGMENT_SUFFIXES:
-                directory.unlink(segment_name(base, suffix))
-        for name in directory.names():
-            if name.endswith(".snapshot") and base_offset_of(name) > self.end_offset:
-                directory.unlink(name)
-        if not directory.exists(segment_name(self.base_offset, ".log")):
-            return  # cut before, and its empty rest replaced by a segment of another base
-        SegmentDigest.remove(directory, self.base_offset)
-        file = directory.open(segment_name(self.base_offset, ".log"), write=True)
-        try:
-            file.truncate(self.position)
-            if self.batch:
-                file.append_at(self.batch, self.position)
-            file.sync()
-        finally:
-            file.close()
-        for suffix in (".index", ".timeindex", ".summary"):
-            directory.unlink(segment_name(self.base_offset, suffix))
-        self.cut_transactions(directory)
-        directory.sync()
-
-    def cut_transactions(self, directory: Directory) -> None:
-        name = segment_name(self.base_offset, ".txnindex")
-        if directory.exists(name):
-            index = TransactionIndex(self.base_offset, directory.read(name))
-            index.truncate_to(self.end_offset)
-            if index.entries:
-                directory.with_room(lambda: directory.write(name, index.entries, sync=True))
-            else:
-                directory.unlink(name)

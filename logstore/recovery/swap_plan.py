@@ -15,14 +15,9 @@ import json
 from typing import NamedTuple
 
 from logstore import _native
-from logstore.files.directory import (
-    MISREAD,
-    SEGMENT_SUFFIXES,
-    Directory,
-    either_copy,
-    segment_name,
-    twice,
-)
+from logstore.files.directory import Directory
+from logstore.files.names import SEGMENT_SUFFIXES, segment_name
+from logstore.files.small_file import MISREAD, either_copy, twice
 
 __all__ = ["SWAP_PLAN", "RewrittenSegment", "SwapPlan"]
 

@@ -13,7 +13,8 @@ import logging
 
 from logstore import _native
 from logstore.errors import InvalidRecordError
-from logstore.files.directory import Directory, base_offset_of, segment_name
+from logstore.files.directory import Directory
+from logstore.files.names import base_offset_of, segment_name
 from logstore.format.batch import HEADER_BYTES, BatchHeader
 from logstore.log.segment import RELATIVE_MAX
 

@@ -11,30 +11,21 @@ between is undone or finished by the next open.  A directory that no catalogue n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import re
-import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from logstore import _native
 from logstore.config import ConfigError, PartitionConfig
-from logstore.errors import InvalidNameError, NotALogError
-from logstore.files.directory import (
-    CLEAN_MARKER,
-    CLEAN_TWIN,
-    MISREAD,
-    TOPIC,
-    Directory,
-    parse_partition_name,
-    remove_clean_marker,
-)
-from logstore.log.state import new_uuid, parse_uuid, uuid_text
+from logstore.errors import InvalidNameError
+from logstore.files.directory import Directory
+from logstore.files.names import TOPIC, parse_partition_name
+from logstore.files.small_file import MISREAD
+from logstore.log.topic_id import parse_uuid, uuid_text
 
-__all__ = ["Catalogue", "CleanShutdown", "NodeIdentity", "TopicEntry", "partition_directories"]
+__all__ = ["Catalogue", "TopicEntry", "partition_directories"]
 
 # Owned by KRaft itself: never a topic.
 CLUSTER_METADATA = "__cluster_metadata"
@@ -196,105 +187,4 @@ class Catalogue:
 # ---- whose directory it is ----
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeIdentity:
-    """The node that a log directory belongs to: ``meta.properties``."""
-
-    cluster_id: str
-    node_id: int
-    directory_id: str
-
-    NAME = "meta.properties"
-
-    @classmethod
-    def new(cls) -> NodeIdentity:
-        return cls(uuid_text(new_uuid()), 1, uuid_text(new_uuid()))
-
-    def write(self, directory: Directory) -> None:
-        lines = (
-            "#",
-            f"#{time.strftime('%a %b %d %H:%M:%S UTC %Y', time.gmtime())}",
-            f"cluster.id={self.cluster_id}",
-            f"directory.id={self.directory_id}",
-            f"node.id={self.node_id}",
-            "version=1",
-        )
-        directory.replace(self.NAME, ("\n".join(lines) + "\n").encode())
-
-    @classmethod
-    def read(cls, directory: Directory) -> NodeIdentity | None:
-        """The identity, version 0 or 1; None when there is no file."""
-        try:
-            text = directory.read(cls.NAME, 1 << 16).decode("utf-8", "replace")
-        except FileNotFoundError:
-            return None
-        settings = {}
-        for line in text.splitlines():
-            name, equals, value = line.partition("=")
-            if equals and not line.lstrip().startswith(("#", "!")):
-                settings[name.strip()] = value.strip()
-        node = settings.get("node.id", settings.get("broker.id", "-1"))
-        try:
-            return cls(settings.get("cluster.id", ""), int(node), settings.get("directory.id", ""))
-        except ValueError:
-            raise NotALogError(
-                f"{directory.path / cls.NAME}: node.id must be a number, not {node!r}"
-            ) from None
-
-
 # ---- how it was left ----
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CleanShutdown:
-    """How the last owner left a root.
-
-    `clean`: it closed in order.  `foreign`: a broker owned it after us, so that what our own side
-    files say of the partitions is out of date.
-
-    A broker removes the marker as it starts and writes its own as it ends, and knows nothing of the
-    twin.  We write the twin after the marker and remove it before, each durably, so what a kill or
-    a power cut leaves of either act is a marker of ours without a twin, or nothing: a twin that is
-    alone, or does not match, is a broker's doing.  One that comes after a crash of ours and crashes
-    itself leaves no trace here.
-    """
-
-    clean: bool
-    foreign: bool
-
-    NAMES = MARKER, TWIN = CLEAN_MARKER, CLEAN_TWIN
-    # A broker writes the epoch of its registration; -1 means that there is none.
-    OURS = b'{"version":0,"brokerEpoch":-1}'
-
-    @classmethod
-    def read(cls, directory: Directory) -> CleanShutdown:
-        before = cls._content(directory, cls.TWIN)
-        marker = cls._content(directory, cls.MARKER)
-        twin = cls._content(directory, cls.TWIN)
-        if marker is None:
-            # A writer may open or close beside a reader: then the twin was not there both times.
-            return cls(clean=False, foreign=before is not None and twin is not None)
-        if twin is None and marker == cls.OURS:
-            return cls(clean=False, foreign=False)
-        return cls(clean=True, foreign=twin != cls._twin_of(marker))
-
-    @staticmethod
-    def _content(directory: Directory, name: str) -> bytes | None:
-        with contextlib.suppress(FileNotFoundError):
-            return directory.read(name, 4096)
-        return None
-
-    @staticmethod
-    def _twin_of(marker: bytes) -> bytes:
-        return b"%08x\n" % _native.crc32c(marker)
-
-    @classmethod
-    def clear(cls, directory: Directory) -> None:
-        """Before anything is changed: a crash from now on is not a clean shutdown."""
-        remove_clean_marker(directory)
-
-    @classmethod
-    def write(cls, directory: Directory) -> None:
-        """Last of all, when everything the marker speaks for is on disk."""
-        directory.replace(cls.MARKER, cls.OURS)
-        directory.replace(cls.TWIN, cls._twin_of(cls.OURS))

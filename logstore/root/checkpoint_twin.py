@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from logstore import _native
-from logstore.files.directory import MISREAD, Directory, with_checksum, without_checksum
-from logstore.log.state import TopicPartition, parse_offsets
+from logstore.files.directory import Directory
+from logstore.files.small_file import MISREAD, with_checksum, without_checksum
+from logstore.root.checkpoints import TopicPartition, parse_offsets
 
 __all__ = ["CheckpointTwin", "Reconciled"]
 

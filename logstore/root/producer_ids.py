@@ -15,7 +15,8 @@ import json
 from collections.abc import Callable
 
 from logstore.config import ConfigError
-from logstore.files.directory import MISREAD, Directory
+from logstore.files.directory import Directory
+from logstore.files.small_file import MISREAD
 
 __all__ = ["ProducerIds"]
 

@@ -12,7 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from logstore._native import crc32c
 from logstore.files.directory import Directory
-from logstore.log.state import (
+from logstore.partition.partition import Partition
+from logstore.recovery.loader import Claims
+from logstore.root.checkpoint_twin import CheckpointTwin
+from logstore.root.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     RECOVERY_POINTS,
@@ -21,9 +24,6 @@ from logstore.log.state import (
     offsets_text,
     write_offsets,
 )
-from logstore.partition.partition import Partition
-from logstore.recovery.loader import Claims
-from logstore.root.checkpoint_twin import CheckpointTwin
 
 __all__ = ["RootCheckpoints"]
 

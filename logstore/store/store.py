@@ -44,36 +44,30 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from logstore.files.directory import Directory, DirectoryLock, segment_name
+from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME, STORE_RESERVE_BYTES, Reserve
 from logstore.files.filesystem import require_safe
+from logstore.files.lock import DirectoryLock
+from logstore.files.names import segment_name
+from logstore.log.epochs import LEADER_EPOCHS
 from logstore.log.segment_digest import DIGEST_SUFFIX
-from logstore.log.state import (
-    CHECKPOINTS,
-    LEADER_EPOCHS,
-    PARTITION_METADATA,
-    CleanerCheckpoint,
-    DurableMark,
-    PartitionState,
-    TopicPartition,
-    new_uuid,
-    read_topic_id,
-    topic_id_text,
-)
+from logstore.log.state import CleanerCheckpoint, DurableMark, PartitionState
+from logstore.log.topic_id import PARTITION_METADATA, new_uuid, read_topic_id, topic_id_text
 from logstore.partition.active_log import WritableLog
 from logstore.partition.partition import Partition
 from logstore.partitioner import KeyPartitioner, Partitioner
-from logstore.recovery.loader import RecoveryProgress, RecoveryReport
+from logstore.recovery.report import RecoveryProgress, RecoveryReport
 from logstore.root.catalogue import (
     PARTITIONS_MAX,
     Catalogue,
-    CleanShutdown,
-    NodeIdentity,
     TopicEntry,
     is_deleted,
     partition_directories,
 )
 from logstore.root.checkpoint_twin import CheckpointTwin
+from logstore.root.checkpoints import CHECKPOINTS, TopicPartition
+from logstore.root.clean_shutdown import CleanShutdown
+from logstore.root.identity import NodeIdentity
 from logstore.root.producer_ids import ProducerIds
 from logstore.store.root_checkpoints import RootCheckpoints
 from logstore.store.topic import Topic, TopicDescription, check_topic_name

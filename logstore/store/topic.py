@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex, overload
 
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
 from logstore.errors import InvalidNameError, OffsetOutOfRangeError, UnknownTopicError
-from logstore.files.directory import TOPIC
+from logstore.files.names import TOPIC
 from logstore.log.segment import Segment
 from logstore.partition.partition import Partition
 from logstore.partitioner import Partitioner

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Final
 
-from logstore.files import directory
+from logstore.files import boot
 from logstore.testing.disk_model import (
     Tree,
 )
@@ -103,12 +103,12 @@ def another_boot(name: str | None = "after a power cut") -> Iterator[None]:
 
     With None logstore reads the machine's real boot id.
     """
-    before = directory.boot_override
-    directory.boot_override = name
+    before = boot.boot_override
+    boot.boot_override = name
     try:
         yield
     finally:
-        directory.boot_override = before
+        boot.boot_override = before
 
 
 @contextlib.contextmanager

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,24 +22,31 @@ from pathlib import Path
 from typing import Any
 
 from logstore import _native
-from logstore.checking.partition_check import RECEIPT, CheckProgress
+from logstore.checking.partition_check import CheckProgress
 from logstore.checking.problem import Problem, ProblemKind
 from logstore.checking.root_check import RootInspection
 from logstore.clock import SystemClock
 from logstore.config import ConfigError, PartitionConfig
 from logstore.errors import LogStoreError
-from logstore.files.directory import Directory, DirectoryLock, base_offset_of, segment_name
-from logstore.log.segment import Segment, SegmentContents
+from logstore.files.directory import Directory
+from logstore.files.lock import DirectoryLock
+from logstore.files.names import base_offset_of, segment_name
+from logstore.log.segment import Segment
+from logstore.log.segment_contents import SegmentContents
 from logstore.log.segment_digest import DIGEST_SUFFIX, SegmentDigest, digest, digest_of
-from logstore.log.state import PARTITION_METADATA, PartitionState, topic_id_text
+from logstore.log.state import PartitionState
+from logstore.log.topic_id import PARTITION_METADATA, topic_id_text
 from logstore.partition.partition import Partition
 from logstore.partition.view import View
 from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.loader import TRUNCATION_PLAN, Claims
+from logstore.recovery.loader import Claims
 from logstore.recovery.swap_plan import SWAP_PLAN, RewrittenSegment, SwapPlan
+from logstore.recovery.truncation_plan import TRUNCATION_PLAN
 from logstore.root.catalogue import Catalogue, partition_directories
+from logstore.root.clean_shutdown import CleanShutdown
+from logstore.upkeep.repair_report import Receipt, Repair, RepairStep, file_digest
 
-__all__ = ["Repair", "RepairStep", "repair"]
+__all__ = ["repair"]
 
 log = logging.getLogger("logstore.repair")
 
@@ -71,64 +76,6 @@ _LOSING = {
     ProblemKind.DAMAGED_CATALOGUE: "set it aside: topics go on with default settings",
     ProblemKind.DAMAGED_IDENTITY: "set it aside: the next open makes a new identity",
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RepairStep:
-    """One change, and the problems it is for."""
-
-    action: str  # "rebuild", "set-aside", "rewrite", "cut", "accept" or "open"
-    path: Path
-    what: str
-    problems: tuple[Problem, ...]
-    loses: tuple[range, ...] = ()  # offsets that cannot be read any more
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
-        return {
-            "action": self.action,
-            "path": str(self.path),
-            "what": self.what,
-            "loses": [[each.start, each.stop] for each in self.loses],
-            "problems": [problem.as_json() for problem in self.problems],
-        }
-
-    def __str__(self) -> str:
-        lost = sum(len(each) for each in self.loses)
-        return f"{self.path}: {self.what}" + (f" ({lost} offsets are given up)" if lost else "")
-
-
-@dataclasses.dataclass(slots=True)
-class Repair:
-    """What a repair did; with ``dry_run``, what it would do."""
-
-    path: Path
-    dry_run: bool
-    steps: list[RepairStep]
-    left: list[Problem]  # nothing is done about these, or not without accept_loss
-    receipt: Path | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
-        return {
-            "path": str(self.path),
-            "dry_run": self.dry_run,
-            "steps": [step.as_json() for step in self.steps],
-            "left": [problem.as_json() for problem in self.left],
-            "receipt": None if self.receipt is None else str(self.receipt),
-        }
-
-    @property
-    def _idle(self) -> str:
-        errors = sum(problem.severity == "error" for problem in self.left)
-        if not errors:
-            return "nothing to do"
-        return f"nothing is mended: {errors} errors are left, and these cost records or more"
-
-    def __str__(self) -> str:
-        said = "would do" if self.dry_run else "did"
-        lines = [f"{said}: {step}" for step in self.steps] or [self._idle]
-        return "\n".join([*lines, *(f"left: {problem}" for problem in self.left)])
 
 
 def repair(
@@ -173,7 +120,11 @@ class _Mender:
             return self._plan(dry_run)
         if self._alone and self._is_amid_a_change(self._directory):
             Partition.open(self._directory.path, config=self._config, create=False).close()
-        self._lock = DirectoryLock(self._directory, root=not self._alone)
+        self._lock = DirectoryLock(
+            self._directory,
+            root=not self._alone,
+            under_parent=CleanShutdown.clear_for_partition,
+        )
         try:
             self._finish_changes()
             done = self._plan(dry_run)
@@ -273,7 +224,7 @@ class _Mender:
     # ---- doing ----
 
     def _apply(self, done: Repair) -> None:
-        receipt = _Receipt(self._directory, done, self._accept_loss)
+        receipt = Receipt(self._directory, done, self._accept_loss)
         done.receipt = receipt.path
         receipt.write(finished=False)
         touched: dict[str, None] = {}
@@ -282,9 +233,9 @@ class _Mender:
             if below:
                 touched[below] = None
             with self._at(below) as directory:
-                before = _digest(directory, step.path.name)
+                before = file_digest(directory, step.path.name)
                 self._do(step, directory)
-                receipt.note(step, before, _digest(directory, step.path.name))
+                receipt.note(step, before, file_digest(directory, step.path.name))
                 log.warning("%s", step)
         for name in touched:
             self._open_and_close(name)
@@ -414,46 +365,6 @@ class _Mender:
             clock=None,
             claims=Claims(),
         ).close()
-
-
-class _Receipt:
-    """What was done, in a file beside what it was done to."""
-
-    def __init__(self, directory: Directory, done: Repair, accept_loss: bool) -> None:
-        self._directory = directory
-        taken = set(filter(RECEIPT.match, directory.names()))
-        number = 1
-        while (name := f"logstore.repair-{number}.json") in taken:
-            number += 1
-        self._name = name
-        self.path = directory.path / self._name
-        self._content: dict[str, Any] = {
-            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "path": str(directory.path),
-            "accept_loss": accept_loss,
-            "planned": [step.as_json() for step in done.steps],
-            "left": [problem.as_json() for problem in done.left],
-            "done": [],
-        }
-
-    def note(
-        self,
-        step: RepairStep,
-        before: tuple[int, int] | None,
-        after: tuple[int, int] | None,
-    ) -> None:
-        """A step was done: size and CRC-32C of its file before and after; None: no file."""
-        done = {"action": step.action, "path": str(step.path), "before": before, "after": after}
-        self._content["done"].append(done)
-        self.write(finished=False)
-
-    def write(self, *, finished: bool) -> None:
-        text = json.dumps({**self._content, "finished": finished}, indent=1)
-        self._directory.replace(self._name, text.encode() + b"\n")
-
-
-def _digest(directory: Directory, name: str) -> tuple[int, int] | None:
-    return digest_of(directory, name)
 
 
 def _free_name(directory: Directory, name: str) -> str:

@@ -21,14 +21,12 @@ import logstore
 from logstore import Consumer, Groups, Store, TopicPartition
 from logstore.clock import ManualClock
 from logstore.coordinators.group_coordinator import GroupCoordinator
-from logstore.coordinators.group_machine import (
-    _ALLOWED_FROM,
+from logstore.coordinators.group_events import (
     Answer,
     Arm,
     Disarm,
     Effect,
     GroupConfig,
-    GroupMachine,
     GroupState,
     JoinReply,
     Nudge,
@@ -36,6 +34,7 @@ from logstore.coordinators.group_machine import (
     StoreGroup,
     SyncReply,
 )
+from logstore.coordinators.group_machine import _ALLOWED_FROM, GroupMachine
 
 PARTITIONS = range(5)
 SESSION, REBALANCE = 10_000, 4_000  # a static member may be away for longer than a rebalance

@@ -46,10 +46,12 @@ from logstore.coordinators.transaction_state import (
     decode_key,
     encode_key,
 )
-from logstore.files.directory import Directory, either_copy, twice, with_checksum, without_checksum
+from logstore.files.directory import Directory
+from logstore.files.small_file import either_copy, twice, with_checksum, without_checksum
 from logstore.format import codecs
 from logstore.format.batch import BatchHeader, EndMarker
 from logstore.format.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.log.epochs import LEADER_EPOCHS, parse_leader_epochs, read_leader_epochs
 from logstore.log.producer_state import (
     BatchSpan,
     CorruptSnapshotError,
@@ -58,27 +60,16 @@ from logstore.log.producer_state import (
 )
 from logstore.log.segment_digest import SegmentDigest
 from logstore.log.segment_summary import SegmentSummary
-from logstore.log.state import (
-    LEADER_EPOCHS,
-    PARTITION_METADATA,
-    RECOVERY_POINTS,
-    CleanerCheckpoint,
-    DurableMark,
-    PartitionState,
-    StartMark,
-    offsets_text,
-    parse_leader_epochs,
-    parse_offsets,
-    read_leader_epochs,
-    read_offsets,
-    read_topic_id,
-    topic_id_text,
-)
+from logstore.log.state import CleanerCheckpoint, DurableMark, PartitionState, StartMark
+from logstore.log.topic_id import PARTITION_METADATA, read_topic_id, topic_id_text
 from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.loader import TRUNCATION_PLAN, TruncationPlan
 from logstore.recovery.swap_plan import SWAP_PLAN, RewrittenSegment, SwapPlan
-from logstore.root.catalogue import Catalogue, CleanShutdown, NodeIdentity
+from logstore.recovery.truncation_plan import TRUNCATION_PLAN, TruncationPlan
+from logstore.root.catalogue import Catalogue
 from logstore.root.checkpoint_twin import CheckpointTwin
+from logstore.root.checkpoints import RECOVERY_POINTS, offsets_text, parse_offsets, read_offsets
+from logstore.root.clean_shutdown import CleanShutdown
+from logstore.root.identity import NodeIdentity
 from logstore.root.producer_ids import ProducerIds
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

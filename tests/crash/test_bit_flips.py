@@ -34,7 +34,7 @@ import logstore
 from logstore import Compactor, ConfigError, LogStoreError, Partition, PartitionConfig, Record
 from logstore.files.disk_reserve import RESERVE_NAME
 from logstore.partition import reader_view
-from logstore.recovery.loader import RecoveryReport
+from logstore.recovery.report import RecoveryReport
 from logstore.testing import as_reference, encode_batch
 from logstore.testing.io import inject_io
 from logstore.testing.io_calls import Fault

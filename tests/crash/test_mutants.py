@@ -215,8 +215,8 @@ PROTOCOLS = {
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A power cut ends a boot: what the page cache would have kept is not claimed."""
     with monkeypatch.context() as patch:
-        for room in ("recovery", "stable", "_files"):
-            patch.setattr(f"logstore.{room}.boot_id", lambda: "after the power cut")
+        for module in ("recovery.loader", "partition.durability", "files.lock"):
+            patch.setattr(f"logstore.{module}.boot_id", lambda: "after the power cut")
         yield
 
 
@@ -720,7 +720,7 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
         "logstore.log.producer_files.Producers.begin",
         nothing,
     ),
-    "append: a broken batch is taken": (broken_batch, "logstore.incoming.verify", nothing),
+    "append: a broken batch is taken": (broken_batch, "logstore.format.validation.verify", nothing),
     "append: any attributes": (
         strange_attributes,
         "logstore.format.validation._check_attributes",

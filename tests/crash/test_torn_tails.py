@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logstore import Partition, PartitionConfig
-from logstore.files.directory import Directory, boot_id
+from logstore.files.boot import boot_id
+from logstore.files.directory import Directory
 from logstore.log.state import PartitionState
 from logstore.testing import ReferenceBatch, as_reference, check_invariants, read_log
 from tests.campaign import sized

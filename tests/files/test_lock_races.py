@@ -14,7 +14,7 @@ import pytest
 
 import logstore
 from logstore import LockedError, Partition
-from logstore.files.directory import _set_lock
+from logstore.files.lock import _set_lock
 
 RACES = 500
 RACERS = 3

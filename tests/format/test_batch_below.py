@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from logstore import Partition, _native
 from logstore.format import codecs
-from logstore.log.segment import decompress
+from logstore.log.segment_contents import decompress
 from logstore.testing import ReferenceRecord, decode_batch, encode_batch
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore.format import codecs
-from logstore.format.codecs import CODECS, CodecError, CodecLimitError, CodecUnavailableError
+from logstore.format import codecs, lz4_codec, snappy_codec, zstd_codec
+from logstore.format.codec_ids import CODECS, CodecError, CodecLimitError
+from logstore.format.codecs import CodecUnavailableError
 
 lz4_frame = pytest.importorskip("lz4.frame")
 zstandard = pytest.importorskip("zstandard")
@@ -311,8 +312,8 @@ def test_snappy_streams_may_be_concatenated() -> None:
 
 
 def test_snappy_header_alone_is_nothing() -> None:
-    assert codecs.compress(SNAPPY, b"") == codecs._XERIAL_HEADER
-    assert codecs.decompress(SNAPPY, codecs._XERIAL_HEADER, 10) == b""
+    assert codecs.compress(SNAPPY, b"") == snappy_codec._XERIAL_HEADER
+    assert codecs.decompress(SNAPPY, snappy_codec._XERIAL_HEADER, 10) == b""
 
 
 def test_snappy_versions_below_one_are_refused_and_others_not() -> None:
@@ -326,7 +327,7 @@ def test_snappy_versions_below_one_are_refused_and_others_not() -> None:
 
 @pytest.mark.parametrize("length", [-1, -(2**31), (512 << 20) + 1, 2**31 - 1])
 def test_snappy_chunk_lengths_out_of_range_are_refused(length: int) -> None:
-    stream = codecs._XERIAL_HEADER + struct.pack(">i", length) + b"\x05hello"
+    stream = snappy_codec._XERIAL_HEADER + struct.pack(">i", length) + b"\x05hello"
     with pytest.raises(CodecError, match=str(length)):
         codecs.decompress(SNAPPY, stream, 100)
 
@@ -363,7 +364,7 @@ def test_lz4_content_size_and_checksum_are_stepped_over_as_kafka_does() -> None:
     frame = bytearray(lz4_frame_of(payload, content_checksum=True, store_size=True))
     frame[-1] ^= 0xFF
     frame[6:14] = struct.pack("<Q", 1 << 60)
-    frame[14] = codecs._lz4_header_checksum(bytes(frame[4:14]))
+    frame[14] = lz4_codec._lz4_header_checksum(bytes(frame[4:14]))
     assert codecs.decompress(LZ4, frame, 1_000) == payload
 
 
@@ -383,7 +384,7 @@ def test_lz4_block_checksums_are_verified() -> None:
 
 def lz4_header(flags: int, descriptor: int, *, rest: bytes = b"", checksum: int = 0) -> bytes:
     described = bytes((flags, descriptor)) + rest
-    good = codecs._lz4_header_checksum(described)
+    good = lz4_codec._lz4_header_checksum(described)
     return b"\x04\x22\x4d\x18" + described + bytes((good ^ checksum,))
 
 
@@ -469,8 +470,8 @@ def test_zstd_at_the_highest_level_is_read_without_its_window_of_memory() -> Non
     assert codecs.decompress(ZSTD, stream, len(payload)) == payload
     with pytest.raises(CodecLimitError):
         codecs.decompress(ZSTD, stream, len(payload) - 1)
-    frame = next(codecs._zstd_frames(memoryview(stream)))
-    narrow = codecs._zstd_narrow(memoryview(stream), frame, len(payload))
+    frame = next(zstd_codec._zstd_frames(memoryview(stream)))
+    narrow = zstd_codec._zstd_narrow(memoryview(stream), frame, len(payload))
     assert zstandard.get_frame_parameters(narrow).window_size == 1 << 24
 
 
@@ -657,8 +658,8 @@ def lying_zstd(size: int) -> bytes:
         (SNAPPY, lying_snappy_block(40 << 20)),
         (SNAPPY, lying_snappy_block(2**32 - 1)),
         (SNAPPY, lying_snappy_block(2**33)),
-        (SNAPPY, codecs._XERIAL_HEADER + b"\x00\x00\x00\x0a" + lying_snappy_block(40 << 20)),
-        (SNAPPY, codecs._XERIAL_HEADER + struct.pack(">i", 40 << 20) + b"hello"),
+        (SNAPPY, snappy_codec._XERIAL_HEADER + b"\x00\x00\x00\x0a" + lying_snappy_block(40 << 20)),
+        (SNAPPY, snappy_codec._XERIAL_HEADER + struct.pack(">i", 40 << 20) + b"hello"),
         (ZSTD, lying_zstd(40 << 20)),
         (ZSTD, lying_zstd(2**63)),
         (LZ4, lz4_header(0x60, 0x70) + struct.pack("<I", 4 << 20) + b"hello"),

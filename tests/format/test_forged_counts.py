@@ -18,7 +18,7 @@ from logstore import (
 )
 from logstore.format import codecs
 from logstore.format.batch import EndMarker
-from logstore.log.segment import decompress
+from logstore.log.segment_contents import decompress
 from logstore.testing import ReferenceRecord, encode_batch
 
 LARGEST = (1 << 31) - 1

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore import EpochEnd, FencedError, LeaderEpochs, OffsetOutOfRangeError, Partition
-from logstore.log.state import read_leader_epochs
+from logstore.log.epochs import read_leader_epochs
 from tests.conftest import MakeLog
 
 FILE = "leader-epoch-checkpoint"

@@ -174,9 +174,7 @@ def test_a_start_beyond_the_end_does_not_cost_the_log(make_log: MakeLog) -> None
     log.discard()
     fields = {name: getattr(state, name) for name in state.__slots__}
     far = 1 << 60
-    PartitionState(**{**fields, "start_offset": far, "end_offset": far}).write(
-        logstore._files.Directory(log.path)
-    )
+    PartitionState(**{**fields, "start_offset": far, "end_offset": far}).write(Directory(log.path))
     with Partition.open(log.path) as again:
         assert [record.value for record in again] == [b"%d" % i for i in range(10)]
         assert again.append(b"next") == 10

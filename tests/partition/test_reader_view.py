@@ -20,7 +20,7 @@ from logstore import OffsetOutOfRangeError, Partition, PartitionConfig, Record, 
 from logstore.files.directory import Directory
 from logstore.log.producer_files import Producers
 from logstore.partition.view import View
-from logstore.recovery.loader import TruncationPlan
+from logstore.recovery.truncation_plan import TruncationPlan
 from tests.partition.test_partition_stateful import fast_directory
 from tests.partition.test_processes import start
 

@@ -20,6 +20,7 @@ from logstore import (
     RecordNotFoundError,
 )
 from logstore.testing.reference import ReferenceRecord, encode_batch
+from logstore.waking import Gate
 from tests.conftest import MakeLog
 
 
@@ -159,15 +160,15 @@ def test_offset_for_time_respects_a_trimmed_start(ten: Partition) -> None:
 
 def test_follow_wakes_up_without_polling(log: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader waits without a time-out, once for each append, and the append wakes it."""
-    appended = log._view._appended
-    wait, timeouts, waiting = appended.wait, [], threading.Semaphore(0)
+    wait, timeouts, waiting = Gate.wait, [], threading.Semaphore(0)
 
-    def waits(timeout: float | None = None) -> bool:
-        timeouts.append(timeout)
-        waiting.release()
-        return wait(timeout)
+    def waits(gate: Gate, timeout: float | None = None) -> bool:
+        if threading.current_thread() is reader:
+            timeouts.append(timeout)
+            waiting.release()
+        return wait(gate, timeout)
 
-    monkeypatch.setattr(appended, "wait", waits)
+    monkeypatch.setattr(Gate, "wait", waits)
     seen: list[bytes | None] = []
     reader = threading.Thread(
         target=lambda: seen.extend(r.value for r in log.scan(follow=True, max_records=3)),

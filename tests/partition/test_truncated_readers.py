@@ -18,7 +18,7 @@ from logstore import (
     Store,
     TopicPartition,
 )
-from logstore.recovery.loader import TruncationPlan
+from logstore.recovery.truncation_plan import TruncationPlan
 from tests.conftest import MakeLog
 
 T0 = TopicPartition("t", 0)

@@ -17,6 +17,7 @@ import pytest
 
 from logstore import (
     CorruptLogError,
+    InvalidNameError,
     NotALogError,
     OffsetOutOfRangeError,
     Partition,
@@ -25,9 +26,9 @@ from logstore import (
     UnsupportedFormatError,
     _native,
 )
-from logstore.files import directory
 from logstore.log import state
 from logstore.recovery import loader
+from logstore.recovery.truncation_plan import TruncationPlan
 from logstore.testing import check_invariants
 from tests.conftest import MakeLog
 
@@ -237,7 +238,7 @@ def test_a_crash_in_the_middle_of_a_truncation_is_finished(
     def die(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(loader.TruncationPlan, "apply", die)
+    monkeypatch.setattr(TruncationPlan, "apply", die)
     with pytest.raises(Killed):
         log.truncate(77)
     with pytest.raises(ValueError, match="cannot be appended to"):
@@ -358,7 +359,7 @@ def test_a_directory_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
     ["orders", "orders-", "-0", "orders-x", "or ders-0", "o-99999999999", "a" * 250 + "-0", "..-0"],
 )
 def test_a_name_that_is_not_topic_n_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(directory.InvalidNameError, match="topic-N"):
+    with pytest.raises(InvalidNameError, match="topic-N"):
         Partition.open(tmp_path / name)
     assert not (tmp_path / name).exists()
 

@@ -34,7 +34,7 @@ from logstore import (
     UnknownTopicError,
 )
 from logstore.files.directory import Directory
-from logstore.log.state import read_offsets, write_offsets
+from logstore.root.checkpoints import read_offsets, write_offsets
 
 MakeStore = Callable[..., Store]
 CHECKPOINTS = (

@@ -28,7 +28,7 @@ from logstore import (
     Transactions,
 )
 from logstore.files.directory import Directory
-from logstore.root.catalogue import CleanShutdown
+from logstore.root.clean_shutdown import CleanShutdown
 
 MakeStore = Callable[..., Store]
 MARKER, TWIN = ".kafka_cleanshutdown", "logstore.clean"

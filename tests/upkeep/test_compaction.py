@@ -25,7 +25,7 @@ from logstore import (
     Segment,
     _native,
 )
-from logstore.files.directory import segment_name
+from logstore.files.names import segment_name
 from logstore.log.segment import RELATIVE_MAX
 from logstore.testing import (
     CompactionRules,

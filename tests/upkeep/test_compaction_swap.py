@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from logstore import Compactor, CorruptLogError, ManualClock, Partition, Record
-from logstore.files.directory import Directory, segment_name
+from logstore.files.directory import Directory
+from logstore.files.names import segment_name
 from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
 from logstore.testing import check_invariants
 from tests.conftest import MakeLog

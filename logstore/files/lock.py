@@ -1,0 +1,157 @@
+"""DirectoryLock: the right of one process to write in a directory, held on its .lock file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from logstore import _native
+from logstore.errors import LockedError
+from logstore.files.boot import boot_id
+from logstore.files.directory import Directory
+
+__all__ = ["DirectoryLock"]
+
+
+# F_OFD_SETLK: the lock belongs to the open file, not to the process.  It conflicts with the lock
+# of a Java broker and with a second open in this process, and does not vanish when unrelated code
+# closes another descriptor of the same file.
+_OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", None)
+
+_FLOCK = struct.Struct("hhqqixxxx")
+
+
+def _set_lock(fd: int, kind: int) -> bool:
+    try:
+        if _OFD_SETLK is not None:
+            fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+        else:  # macOS: flock has the same ownership rule
+            operation = fcntl.LOCK_EX if kind == fcntl.F_WRLCK else fcntl.LOCK_SH
+            fcntl.flock(fd, operation | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _give_lock_back(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        if _OFD_SETLK is not None:
+            fcntl.fcntl(fd, _OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        else:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+class DirectoryLock:
+    """The right to write in a directory, held on its ``.lock`` file until released.
+
+    The lock of a partition also takes part in the lock of its parent, when there is one: shared, so
+    that several partitions can be open at once, yet a broker or store that owns the whole
+    directory is kept out.  `under_parent` is called with the parent while that lock is held.
+    ``root=True`` is the lock of such a store: it alone may write anywhere below, and `created` is
+    True if there was no lock file before.
+    """
+
+    NAME = ".lock"
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        root: bool = False,
+        under_parent: Callable[[Directory], None] = lambda parent: None,
+    ) -> None:
+        self._files: list[_native.File] = []
+        self._named = False  # whether the first of them says whose lock it is
+        self._pid = os.getpid()
+        self._root: DirectoryLock | None = None  # kept alive by those who share it
+        self.created = root and not directory.exists(self.NAME)
+        try:
+            file = self._acquire(directory, fcntl.F_WRLCK, create=True)
+            with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
+                file.truncate(0)
+                file.append_at(f"{os.getpid()} {boot_id()}\n".encode(), 0)
+                self._named = True
+            if not root:
+                self._take_part(directory.path.absolute().parent, under_parent)
+        except BaseException:
+            self.release()
+            raise
+
+    def _take_part(self, path: Path, under_parent: Callable[[Directory], None]) -> None:
+        parent = Directory(path)
+        try:
+            if parent.exists(self.NAME):
+                self._acquire(parent, fcntl.F_RDLCK, create=False)
+            under_parent(parent)
+        finally:
+            parent.close()
+
+    def share(self) -> DirectoryLock:
+        """For a partition below the root that this lock is for: the root's lock serves it, too."""
+        shared = DirectoryLock.__new__(DirectoryLock)
+        shared._files, shared._named, shared._root, shared.created = [], False, self, False
+        shared._pid = self._pid
+        return shared
+
+    def check_free(self, directory: Directory) -> None:
+        """Raise LockedError when someone took a partition's own lock before there was a root's."""
+        if directory.exists(self.NAME):
+            shared = self.share()
+            try:
+                shared._acquire(directory, fcntl.F_WRLCK, create=False)
+            finally:
+                shared.release()
+
+    def _acquire(self, directory: Directory, kind: int, *, create: bool) -> _native.File:
+        file = directory.open(self.NAME, write=True, create=create)
+        self._files.append(file)
+        if not _set_lock(file.fileno(), kind):
+            pid, holder = _holder(file)
+            raise LockedError(directory.path / self.NAME, pid=pid, holder=holder)
+        return file
+
+    def release(self) -> None:
+        """Give the lock back: a child that was forked and did not run yet has the file open, too.
+
+        The child itself only closes: the lock is its parent's.  The name goes first: whoever gets
+        the lock next is not taken for us until it has written its own.
+        """
+        self._root = None
+        ours = self._pid == os.getpid()
+        # A file leaves the list when it is closed: after an interrupt the next call goes on.
+        while self._files:
+            file = self._files[0]
+            if ours and not file.closed:
+                if self._named:
+                    with contextlib.suppress(OSError):
+                        file.truncate(0)
+                self._named = False  # the others are of the parent
+                _give_lock_back(file.fileno())
+            file.close()
+            del self._files[0]
+
+    def __del__(self) -> None:
+        if hasattr(self, "_files"):  # an interrupt may come before it is set
+            self.release()
+
+
+def _holder(file: _native.File) -> tuple[int | None, str]:
+    """Process and command of whoever holds a lock: the kernel knows a broker, the file us."""
+    pid = -1
+    if _OFD_SETLK is not None:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        with contextlib.suppress(OSError):
+            pid = _FLOCK.unpack(fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked))[4]
+    if pid <= 0:  # an open-file-description lock has no process
+        words = file.pread(256, 0).split()
+        if not words or not words[0].isdigit():
+            return None, ""
+        pid = int(words[0])
+    command = ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
+        command = line.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return pid, command

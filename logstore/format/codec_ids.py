@@ -1,0 +1,64 @@
+"""Codec ids: Kafka's numbers and names of codecs, and the errors that all codecs raise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["CODECS", "CodecError", "CodecLimitError"]
+
+
+NONE: Final = 0
+
+GZIP: Final = 1
+
+SNAPPY: Final = 2
+
+LZ4: Final = 3
+
+ZSTD: Final = 4
+
+#: Names of codecs as Kafka's ``compression.type`` spells them, and their number in a batch.
+CODECS: Final[Mapping[str, int]] = MappingProxyType(
+    {"none": NONE, "uncompressed": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
+)
+
+_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+class CodecError(ValueError):
+    """The payload is not what its codec says it is: damaged, cut short, or never valid."""
+
+    def __init__(self, codec: int, reason: str) -> None:
+        super().__init__(f"{_name(codec)} payload: {reason}")
+        self.codec = codec
+        self.reason = reason
+
+
+class CodecLimitError(CodecError):
+    """The payload is, or says it is, larger than the caller allows.
+
+    ``declared`` is the size it claims, or None when it claims none; ``produced`` is what had been
+    decompressed when it was given up.
+    """
+
+    def __init__(self, codec: int, *, limit: int, produced: int = 0, declared: int | None = None):
+        what = (
+            f"declares {declared} bytes" if declared is not None else f"produced {produced} bytes"
+        )
+        super().__init__(codec, f"{what}, more than the limit of {limit}")
+        self.limit = limit
+        self.produced = produced
+        self.declared = declared
+
+
+def _name(codec: int) -> str:
+    return _NAMES[codec] if NONE <= codec <= ZSTD else f"codec {codec}"
+
+
+def check_level(codec: int, level: int | None, allowed: range) -> int | None:
+    if level is not None and level not in allowed:
+        valid = f"{allowed.start}..{allowed.stop - 1}" if allowed else "none"
+        raise ValueError(f"compression level {level} is not valid for {_name(codec)} ({valid})")
+    return level

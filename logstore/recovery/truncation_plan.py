@@ -1,0 +1,90 @@
+"""TruncationPlan: a truncation in a file, so that the next open finishes it after a crash."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from logstore.files.directory import Directory
+from logstore.files.names import SEGMENT_SUFFIXES, base_offset_of, segment_name
+from logstore.files.small_file import MISREAD, either_copy, twice
+from logstore.format.index import TransactionIndex
+from logstore.log.segment_digest import SegmentDigest
+
+TRUNCATION_PLAN = "truncate.plan"
+
+
+class TruncationPlan(NamedTuple):
+    """Everything needed to cut the log, so that a crash in between can be finished.
+
+    The batch that straddles the cut cannot be shortened in place: its kept records are encoded
+    anew and travel in the plan.
+    """
+
+    base_offset: int  # the segment that becomes the last
+    position: int  # where its file is cut
+    batch: bytes  # goes there: the kept records of the straddling batch; may be empty
+    segments: tuple[int, ...]  # bases of later segments, to be deleted
+    end_offset: int = 1 << 62  # snapshots and aborted transactions from here on go
+
+    def write(self, directory: Directory) -> None:
+        head = {
+            "base": self.base_offset,
+            "position": self.position,
+            "later": self.segments,
+            "end": self.end_offset,
+        }
+        body = json.dumps(head).encode() + b"\n" + self.batch
+        # Twice: records that must stay may be nowhere else, so one damaged copy must not lose them.
+        directory.replace(TRUNCATION_PLAN, twice(body))
+
+    @classmethod
+    def read(cls, directory: Directory) -> TruncationPlan | None:
+        """The plan, or None when it was not written in full: then nothing has been cut."""
+        body = either_copy(directory.read(TRUNCATION_PLAN))
+        try:
+            if body is None:
+                return None
+            head, _, batch = body.partition(b"\n")
+            fields = json.loads(head)
+            base, position, later = fields["base"], fields["position"], tuple(fields["later"])
+            end = fields.get("end", 1 << 62)
+        except MISREAD:
+            return None
+        numbers = (base, position, end, *later)
+        sound = all(type(number) is int and number >= 0 for number in numbers)
+        return cls(base, position, batch, later, end) if sound else None
+
+    def apply(self, directory: Directory) -> None:
+        """Cut.  May be repeated."""
+        for base in self.segments:
+            for suffix in SEGMENT_SUFFIXES:
+                directory.unlink(segment_name(base, suffix))
+        for name in directory.names():
+            if name.endswith(".snapshot") and base_offset_of(name) > self.end_offset:
+                directory.unlink(name)
+        if not directory.exists(segment_name(self.base_offset, ".log")):
+            return  # cut before, and its empty rest replaced by a segment of another base
+        SegmentDigest.remove(directory, self.base_offset)
+        file = directory.open(segment_name(self.base_offset, ".log"), write=True)
+        try:
+            file.truncate(self.position)
+            if self.batch:
+                file.append_at(self.batch, self.position)
+            file.sync()
+        finally:
+            file.close()
+        for suffix in (".index", ".timeindex", ".summary"):
+            directory.unlink(segment_name(self.base_offset, suffix))
+        self.cut_transactions(directory)
+        directory.sync()
+
+    def cut_transactions(self, directory: Directory) -> None:
+        name = segment_name(self.base_offset, ".txnindex")
+        if directory.exists(name):
+            index = TransactionIndex(self.base_offset, directory.read(name))
+            index.truncate_to(self.end_offset)
+            if index.entries:
+                directory.with_room(lambda: directory.write(name, index.entries, sync=True))
+            else:
+                directory.unlink(name)

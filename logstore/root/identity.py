@@ -1,0 +1,58 @@
+"""NodeIdentity: node and cluster id of a root directory, in meta.properties."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from logstore.errors import NotALogError
+from logstore.files.directory import Directory
+from logstore.log.topic_id import new_uuid, uuid_text
+
+__all__ = ["NodeIdentity"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """The node that a log directory belongs to: ``meta.properties``."""
+
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+    NAME = "meta.properties"
+
+    @classmethod
+    def new(cls) -> NodeIdentity:
+        return cls(uuid_text(new_uuid()), 1, uuid_text(new_uuid()))
+
+    def write(self, directory: Directory) -> None:
+        lines = (
+            "#",
+            f"#{time.strftime('%a %b %d %H:%M:%S UTC %Y', time.gmtime())}",
+            f"cluster.id={self.cluster_id}",
+            f"directory.id={self.directory_id}",
+            f"node.id={self.node_id}",
+            "version=1",
+        )
+        directory.replace(self.NAME, ("\n".join(lines) + "\n").encode())
+
+    @classmethod
+    def read(cls, directory: Directory) -> NodeIdentity | None:
+        """The identity, version 0 or 1; None when there is no file."""
+        try:
+            text = directory.read(cls.NAME, 1 << 16).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+        settings = {}
+        for line in text.splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not line.lstrip().startswith(("#", "!")):
+                settings[name.strip()] = value.strip()
+        node = settings.get("node.id", settings.get("broker.id", "-1"))
+        try:
+            return cls(settings.get("cluster.id", ""), int(node), settings.get("directory.id", ""))
+        except ValueError:
+            raise NotALogError(
+                f"{directory.path / cls.NAME}: node.id must be a number, not {node!r}"
+            ) from None

@@ -1,0 +1,114 @@
+"""Repair: the steps of a repair, and the receipt that lists them as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from logstore.checking.partition_check import RECEIPT
+from logstore.checking.problem import Problem
+from logstore.files.directory import Directory
+from logstore.log.segment_digest import digest_of
+
+__all__ = ["Repair", "RepairStep"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RepairStep:
+    """One change, and the problems it is for."""
+
+    action: str  # "rebuild", "set-aside", "rewrite", "cut", "accept" or "open"
+    path: Path
+    what: str
+    problems: tuple[Problem, ...]
+    loses: tuple[range, ...] = ()  # offsets that cannot be read any more
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, in types that JSON has."""
+        return {
+            "action": self.action,
+            "path": str(self.path),
+            "what": self.what,
+            "loses": [[each.start, each.stop] for each in self.loses],
+            "problems": [problem.as_json() for problem in self.problems],
+        }
+
+    def __str__(self) -> str:
+        lost = sum(len(each) for each in self.loses)
+        return f"{self.path}: {self.what}" + (f" ({lost} offsets are given up)" if lost else "")
+
+
+@dataclasses.dataclass(slots=True)
+class Repair:
+    """What a repair did; with ``dry_run``, what it would do."""
+
+    path: Path
+    dry_run: bool
+    steps: list[RepairStep]
+    left: list[Problem]  # nothing is done about these, or not without accept_loss
+    receipt: Path | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, in types that JSON has."""
+        return {
+            "path": str(self.path),
+            "dry_run": self.dry_run,
+            "steps": [step.as_json() for step in self.steps],
+            "left": [problem.as_json() for problem in self.left],
+            "receipt": None if self.receipt is None else str(self.receipt),
+        }
+
+    @property
+    def _idle(self) -> str:
+        errors = sum(problem.severity == "error" for problem in self.left)
+        if not errors:
+            return "nothing to do"
+        return f"nothing is mended: {errors} errors are left, and these cost records or more"
+
+    def __str__(self) -> str:
+        said = "would do" if self.dry_run else "did"
+        lines = [f"{said}: {step}" for step in self.steps] or [self._idle]
+        return "\n".join([*lines, *(f"left: {problem}" for problem in self.left)])
+
+
+class Receipt:
+    """What was done, in a file beside what it was done to."""
+
+    def __init__(self, directory: Directory, done: Repair, accept_loss: bool) -> None:
+        self._directory = directory
+        taken = set(filter(RECEIPT.match, directory.names()))
+        number = 1
+        while (name := f"logstore.repair-{number}.json") in taken:
+            number += 1
+        self._name = name
+        self.path = directory.path / self._name
+        self._content: dict[str, Any] = {
+            "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "path": str(directory.path),
+            "accept_loss": accept_loss,
+            "planned": [step.as_json() for step in done.steps],
+            "left": [problem.as_json() for problem in done.left],
+            "done": [],
+        }
+
+    def note(
+        self,
+        step: RepairStep,
+        before: tuple[int, int] | None,
+        after: tuple[int, int] | None,
+    ) -> None:
+        """A step was done: size and CRC-32C of its file before and after; None: no file."""
+        done = {"action": step.action, "path": str(step.path), "before": before, "after": after}
+        self._content["done"].append(done)
+        self.write(finished=False)
+
+    def write(self, *, finished: bool) -> None:
+        text = json.dumps({**self._content, "finished": finished}, indent=1)
+        self._directory.replace(self._name, text.encode() + b"\n")
+
+
+def file_digest(directory: Directory, name: str) -> tuple[int, int] | None:
+    return digest_of(directory, name)

@@ -164,7 +164,7 @@ class CompactionMachine(RuleBasedStateMachine):
     def no_key_is_there_twice_where_it_has_been_compacted(self) -> None:
         dirty = self.log.first_dirty_offset
         if dirty > self.log.start_offset:
-            keys = [record.key for record in self.log.scan(0, dirty)]
+            keys = [record.key for record in self.log.scan(None, dirty)]
             assert len(keys) == len(set(keys))
 
 

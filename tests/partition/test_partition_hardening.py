@@ -70,7 +70,7 @@ def test_a_roll_that_fails_half_way_changes_nothing(
 
     for broken in ("flush_indexes", "activate"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"logstore.segment.Segment.{broken}", full)
+            patch.setattr(f"logstore.log.segment.Segment.{broken}", full)
             with pytest.raises(DiskFullError):
                 log.roll()
         assert len(list(log.path.glob("*.log"))) == 1

@@ -69,22 +69,22 @@ $(VENV)/.where: $(if $(VENV_FRESH),,FORCE)
 
 # The editable install: dependencies, extras, and logstore importable from anywhere in .venv.
 $(VENV)/.test: $(VENV)/.where pyproject.toml
-	$(SAY) pip 'installing logstore[test], editable'
+	$(SAY) pip 'installing logstore-engine[test], editable'
 	@$(PIP) install -e '.[test]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.where pyproject.toml
-	$(SAY) pip 'installing logstore[bench], editable'
+	$(SAY) pip 'installing logstore-engine[bench], editable'
 	@$(PIP) install 'setuptools>=77' -e '.[bench]'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.where pyproject.toml
-	$(SAY) pip 'installing logstore[arrow,cli,spark], editable'
+	$(SAY) pip 'installing logstore-engine[arrow,cli,spark], editable'
 	@$(PIP) install 'setuptools>=77' -e '.[arrow,cli,spark]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.where pyproject.toml
-	$(SAY) pip 'installing logstore[docs], editable'
+	$(SAY) pip 'installing logstore-engine[docs], editable'
 	@$(PIP) install 'setuptools>=77' -e '.[docs]'
 	@touch $@
 

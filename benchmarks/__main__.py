@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         bars = chosen(options.only)
     except ModuleNotFoundError as error:
-        print(f"{error.name} is missing: pip install 'logstore[bench]'", file=sys.stderr)
+        print(f"{error.name} is missing: pip install 'logstore-engine[bench]'", file=sys.stderr)
         return 2
     if options.list:
         for found in bars:

@@ -91,7 +91,7 @@ def read(path: Path) -> None:
             value_bytes = sum(int(columns.values.lengths.sum()) for columns in log.scan().columns())
         say(f"columns: numpy arrays, {value_bytes / 1e6:,.0f} MB of values", millions(count, t[0]))
         if pyarrow is None:
-            say("to_arrow() needs pyarrow: pip install 'logstore[arrow]'")
+            say("to_arrow() needs pyarrow: pip install 'logstore-engine[arrow]'")
         else:
             with stopwatch() as t:
                 table = log.scan().to_arrow()

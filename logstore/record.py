@@ -31,7 +31,7 @@ def needed(package: str, what: str, extra: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ImportError(
-            f'{what}() needs {package}: pip install "logstore[{extra}]"', name=package
+            f'{what}() needs {package}: pip install "logstore-engine[{extra}]"', name=package
         ) from error
 
 

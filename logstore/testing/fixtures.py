@@ -26,7 +26,7 @@ try:
     import pytest
 except ImportError as error:
     raise ImportError(
-        'logstore\'s fixtures need the pytest package: pip install "logstore[test]"'
+        'logstore\'s fixtures need the pytest package: pip install "logstore-engine[test]"'
     ) from error
 
 __all__ = [

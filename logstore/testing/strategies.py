@@ -16,7 +16,7 @@ try:
     from hypothesis import strategies as st
 except ImportError as error:
     raise ImportError(
-        'logstore\'s strategies need the hypothesis package: pip install "logstore[test]"'
+        'logstore\'s strategies need the hypothesis package: pip install "logstore-engine[test]"'
     ) from error
 
 __all__ = ["batches", "payloads", "record_lists", "records", "reference_records", "timestamps"]

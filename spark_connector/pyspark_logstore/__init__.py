@@ -1,7 +1,7 @@
 """Spark's view of logstore: ``spark.read.format("logstore")``, batch and stream.
 
 Spark looks for packages named ``pyspark_*`` with a ``DefaultSource`` and registers it by its name,
-so that no call is needed after ``pip install "logstore[spark]"``.  A package that is not on
+so that no call is needed after ``pip install "logstore-engine[spark]"``.  A package that is not on
 ``sys.path`` as a directory (an editable install) is not seen by that search: call `register`.
 
 Everything here is pickled, sent to another process and used there.  So classes hold plain values

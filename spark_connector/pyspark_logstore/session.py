@@ -32,7 +32,7 @@ def check_spark() -> None:
         from pyspark import __version__ as version
     except ImportError:
         raise ImportError(
-            'pyspark_logstore needs pyspark: pip install "logstore[spark]"', name="pyspark"
+            'pyspark_logstore needs pyspark: pip install "logstore-engine[spark]"', name="pyspark"
         ) from None
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < SPARK_MIN:

@@ -172,7 +172,7 @@ def test_without_click_there_is_a_remedy() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=LONG)
     assert done.returncode == 1
     assert done.stderr.decode() == (
-        'the logstore command needs click: pip install "logstore[cli]"\n'
+        'the logstore command needs click: pip install "logstore-engine[cli]"\n'
     )
 
 

@@ -119,7 +119,7 @@ def test_a_valid_log_is_not_called_damaged_or_old_where_its_codec_is_missing(
         monkeypatch.setitem(sys.modules, "cramjam", None)
         (problem,) = store.check()  # raises for an error
         assert problem.kind == logstore.ProblemKind.UNAVAILABLE_CODEC
-        assert 'pip install "logstore[snappy]"' in problem.detail
+        assert 'pip install "logstore-engine[snappy]"' in problem.detail
         assert "0.10" not in f"{problem.meaning} {problem.remedy}"
         for call in (lambda: log.append(b"y"), lambda: log[0], lambda: list(log)):
             with pytest.raises(logstore.CodecUnavailableError, match="cramjam"):

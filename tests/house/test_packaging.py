@@ -60,7 +60,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("-m", "build", "--sdist", "--no-isolation", "--outdir", out, "."),
         cwd=source,
     )
-    (archive,) = out.glob("logstore-*.tar.gz")
+    (archive,) = out.glob("logstore_engine-*.tar.gz")
     return archive
 
 
@@ -68,8 +68,8 @@ def test_the_sdist_holds_all_that_a_build_and_a_test_run_need(sdist: Path) -> No
     with tarfile.open(sdist) as tar:
         shipped = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     needed = {"setup.py", "pyproject.toml", "LICENSE", "Makefile", "logstore/py.typed"}
-    for pattern in ("native/**/*.[ch]", "logstore/**/*.py", "logstore/**/*.pyi", "tests/*.py",
-                    "logstore/**/*.html", "tests/cli/*.py", "tests/spark/*.py",
+    for pattern in ("native/**/*.[ch]", "logstore/**/*.py", "logstore/**/*.pyi", "tests/**/*.py",
+                    "logstore/**/*.html",
                     "spark_connector/**/*.py"):  # fmt: skip
         needed |= {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
     assert needed - shipped == set()
@@ -82,7 +82,7 @@ def test_a_wheel_built_from_the_sdist_runs_in_an_empty_environment(
     sdist: Path, tmp_path: Path
 ) -> None:
     run(sys.executable, *("-m", "build", "--wheel", "--outdir", tmp_path, "."), cwd=unpack(sdist))
-    (wheel,) = tmp_path.glob("logstore-*.whl")
+    (wheel,) = tmp_path.glob("logstore_engine-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "logstore/py.typed" in names
@@ -105,7 +105,7 @@ def test_a_wheel_built_from_the_sdist_runs_in_an_empty_environment(
     bare = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (bare.returncode, bare.stderr) == (
         1,
-        'the logstore command needs click: pip install "logstore[cli]"\n',
+        'the logstore command needs click: pip install "logstore-engine[cli]"\n',
     )
     run(python, *("-m", "pip", "install", "--quiet", f"{wheel}[cli]"), cwd=tmp_path)
     assert run(*script, cwd=tmp_path).startswith("logstore, version ")

@@ -23,7 +23,7 @@ CONNECTOR = Path(__file__).resolve().parent.parent.parent / "spark_connector"
 
 def why_no_spark() -> str | None:
     """The reason why Spark cannot run here, or None."""
-    pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+    pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
     from pyspark_logstore import java_version
 
     found = java_version()

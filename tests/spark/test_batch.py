@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 from pyspark_logstore.commits import Committer, SinkError
 from pyspark_logstore.prepared import PreparedFile, PreparedWriter, prepared_names

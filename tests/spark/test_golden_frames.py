@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 from pyspark.sql import SparkSession
 

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 import pyspark_logstore
 from pyspark_logstore.options import Bound, OptionError, SourceOptions

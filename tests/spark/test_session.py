@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 import pyspark
 from pyspark.errors import PySparkException

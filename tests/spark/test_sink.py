@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore[spark]"')
+pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f

@@ -682,10 +682,10 @@ def believe(commit: Any, end_offset: int) -> int:
 
 # Replaced: (killer, what, by what).
 CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
-    "lock: always given": (two_writers, "logstore.files.directory._set_lock", yes),
+    "lock: always given": (two_writers, "logstore.files.lock._set_lock", yes),
     "lock: a partition does not ask for the store's": (
         store_beside_partition,
-        "logstore.files.directory.DirectoryLock._take_part",
+        "logstore.files.lock.DirectoryLock._take_part",
         nothing,
     ),
     "close: not noticed": (closed_handle, "logstore.partition.view.View.check_usable", nothing),

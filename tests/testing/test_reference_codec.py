@@ -467,7 +467,7 @@ def test_the_kit_needs_hypothesis_only_for_its_strategies(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     kit = importlib.import_module("logstore.testing")
     assert kit.decode_batch(TWO_RECORDS).size == 84
-    with pytest.raises(ImportError, match=r'pip install "logstore\[test\]"'):
+    with pytest.raises(ImportError, match=r'pip install "logstore-engine\[test\]"'):
         kit.records()
     with pytest.raises(AttributeError, match="recrods"):
         kit.recrods()

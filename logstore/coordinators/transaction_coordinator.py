@@ -32,7 +32,7 @@ from logstore.coordinators.internal_topics import (
     internal_topic,
 )
 from logstore.coordinators.offset_records import check_text
-from logstore.coordinators.transaction_machine import Append, Effect, Mark, TransactionCoordinator
+from logstore.coordinators.transaction_machine import Append, Effect, Mark, TransactionMachine
 from logstore.coordinators.transaction_state import (
     TransactionMetadata,
     TransactionState,
@@ -99,7 +99,7 @@ class Transactions(Closeable):
         self._guarded_clock = GuardedClock.of(store.clock)
         self._lock = threading.RLock()
         self._changed = Notice()  # of what is under way
-        self._machine = TransactionCoordinator()
+        self._machine = TransactionMachine()
         self._timers = Timers(store.clock, name="logstore transactions")
         self._time_outs: dict[str, Timeout] = {}
         self._producers: weakref.WeakSet[LiveProducer] = weakref.WeakSet()
@@ -120,7 +120,7 @@ class Transactions(Closeable):
 
     def _load(self) -> None:
         """Read the log; what is open, and what to do about it, is `recover`'s to say."""
-        machine = TransactionCoordinator(
+        machine = TransactionMachine(
             max_timeout_ms=self._machine.max_timeout_ms, expiration_ms=self._machine.expiration_ms
         )
         if TRANSACTION_STATE in self._store:
@@ -136,7 +136,7 @@ class Transactions(Closeable):
             if known.state is TransactionState.ONGOING and not self._store.readonly:
                 self._set_time_out(known)
 
-    def _replay(self, partition: Partition, machine: TransactionCoordinator,
+    def _replay(self, partition: Partition, machine: TransactionMachine,
                 only: str | None = None) -> None:  # fmt: skip
         for record in partition.scan():
             try:
@@ -278,7 +278,7 @@ class Transactions(Closeable):
         if not isinstance(effect, Append):
             return
         try:
-            machine = TransactionCoordinator()
+            machine = TransactionMachine()
             self._replay(self._partition_of(name), machine, name)
         except (LogStoreError, OSError) as error:
             log.warning("the state of %r cannot be read again: %s", name, str(error))
@@ -424,7 +424,7 @@ class Transactions(Closeable):
             self._machine.check(transactional_id, *identity)
 
     def outcome(self, transactional_id: str, producer_id: int, epoch: int) -> str:
-        """Return how the transaction of an epoch ended; see `TransactionCoordinator.outcome`."""
+        """Return how the transaction of an epoch ended; see `TransactionMachine.outcome`."""
         with self._lock:
             return self._machine.outcome(transactional_id, producer_id, epoch)
 

@@ -1,4 +1,4 @@
-"""TransactionCoordinator: Kafka's state machine for transactions, without I/O.
+"""TransactionMachine: Kafka's state machine for transactions, without I/O.
 
 Requests go in with the time, and an *effect* comes out: something that someone else has to do, a
 record to append to the coordinator's log or markers to write into the partitions of a transaction.
@@ -33,7 +33,7 @@ from logstore.errors import (
     TransactionStateError,
 )
 
-__all__ = ["Append", "Effect", "Mark", "TransactionCoordinator"]
+__all__ = ["Append", "Effect", "Mark", "TransactionMachine"]
 
 MAX_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms
 EXPIRATION_MS = 7 * 86_400_000  # transactional.id.expiration.ms
@@ -65,7 +65,7 @@ class Mark:
 Effect: TypeAlias = Append | Mark
 
 
-class TransactionCoordinator:
+class TransactionMachine:
     """The transactional ids of a store, or of some partitions of its log."""
 
     def __init__(

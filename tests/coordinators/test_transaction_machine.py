@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from logstore.config import ConfigError
-from logstore.coordinators.transaction_machine import Append, Effect, Mark, TransactionCoordinator
+from logstore.coordinators.transaction_machine import Append, Effect, Mark, TransactionMachine
 from logstore.coordinators.transaction_state import (
     EPOCH_MAX,
     TransactionMetadata,
@@ -172,7 +172,7 @@ class Driven:
     """A coordinator whose effects always succeed."""
 
     def __init__(self) -> None:
-        self.machine = TransactionCoordinator()
+        self.machine = TransactionMachine()
         self.effects: list[Effect] = []
 
     def drive(self, effect: Effect | None, now: int = 0) -> None:
@@ -314,7 +314,7 @@ def test_an_epoch_that_runs_out_at_a_time_out_gives_a_new_id() -> None:
 
 
 def test_while_one_effect_is_under_way_others_wait() -> None:
-    machine = TransactionCoordinator()
+    machine = TransactionMachine()
     effect = machine.init_producer("t", 1000, 0, fresh_id=fresh)
     with pytest.raises(ConcurrentTransactionsError):
         machine.init_producer("t", 1000, 0, fresh_id=fresh)
@@ -390,12 +390,12 @@ class Client:
     added: set[int] = dataclasses.field(default_factory=set)
 
 
-class TransactionMachine(RuleBasedStateMachine):
+class TransactionModel(RuleBasedStateMachine):
     clients = Bundle("clients")
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = TransactionCoordinator()
+        self.machine = TransactionMachine()
         self.log: list[tuple[bytes, bytes | None]] = []
         self.partitions = [Log() for _ in range(3)]
         self.now = 0
@@ -435,7 +435,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """All memory is gone: load the log, finish, abort what was open."""
         self.fuel = -1
-        self.machine = TransactionCoordinator()
+        self.machine = TransactionMachine()
         for key, value in self.log:
             name = decode_key(key)
             assert name is not None
@@ -581,7 +581,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 last[mine] = known.producer_epoch
 
 
-TransactionMachine.TestCase.settings = settings(
+TransactionModel.TestCase.settings = settings(
     max_examples=150, stateful_step_count=30, deadline=None
 )
-TestTransactions = TransactionMachine.TestCase
+TestTransactions = TransactionModel.TestCase

@@ -526,7 +526,7 @@ class GroupCoordinator(Closeable):
 
     def _is_over(self, machine: GroupMachine, now: int, expired: bool) -> bool:
         """Whether a group has neither members nor offsets, and had none for long enough."""
-        if machine.state is not GroupState.EMPTY or machine.pending:
+        if machine.state is not GroupState.EMPTY or machine.members.pending:
             return False
         if self.book.committed(machine.group_id) or self.book.pending(machine.group_id):
             return False

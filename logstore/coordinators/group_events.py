@@ -1,13 +1,17 @@
-"""What goes into a group machine and what comes out of it: requests, replies, effects, states."""
+"""The parts of a group machine: its states, its members, its requests, replies and effects.
+
+Members decides nothing and has no effects: GroupMachine decides when a member is added, replaced or
+removed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
 
-from logstore.coordinators.offset_records import GroupMetadata
+from logstore.coordinators.offset_records import GroupMetadata, MemberMetadata
 
 __all__ = [
     "Answer",
@@ -17,7 +21,9 @@ __all__ = [
     "GroupConfig",
     "GroupState",
     "JoinReply",
+    "JoinRequest",
     "Member",
+    "Members",
     "Nudge",
     "Request",
     "StoreGroup",
@@ -57,6 +63,20 @@ class GroupState(enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+# By state: the states that a group may come from.
+ALLOWED_FROM = {
+    GroupState.EMPTY: {GroupState.PREPARING_REBALANCE},
+    GroupState.PREPARING_REBALANCE: {
+        GroupState.EMPTY,
+        GroupState.COMPLETING_REBALANCE,
+        GroupState.STABLE,
+    },
+    GroupState.COMPLETING_REBALANCE: {GroupState.PREPARING_REBALANCE},
+    GroupState.STABLE: {GroupState.COMPLETING_REBALANCE},
+    GroupState.DEAD: set(GroupState),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,3 +204,151 @@ class Member:
     def subscription(self, protocol: str | None) -> bytes:
         """What it said about itself to this protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+
+class JoinRequest(NamedTuple):
+    """What a member sends of itself when it joins; the fields of Member in their order."""
+
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+class Members(Mapping[str, Member]):
+    """The members of one group, by id, in the order of joining.
+
+    Invariants: `static` maps the instance id of each static member to its current member id.
+    `pending` has the ids that were given out and have not joined yet; none of them is a member.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Member] = {}
+        self.static: dict[str, str] = {}  # instance id -> member id
+        self.pending: dict[str, None] = {}
+        self.leader: str | None = None
+
+    def __getitem__(self, member_id: str) -> Member:
+        return self._by_id[member_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    # ---- changes ----
+
+    def load(self, metadata: GroupMetadata) -> None:
+        """Add the members of a group's record; its leader leads."""
+        for saved in metadata.members:
+            member = Member(
+                saved.member_id, saved.instance_id, saved.client_id, saved.client_host,
+                saved.session_timeout_ms, saved.rebalance_timeout_ms,
+                ((metadata.protocol or "", saved.subscription),), saved.assignment, is_new=False,
+                generation=metadata.generation,
+            )  # fmt: skip
+            self._put(member)
+        self.leader = metadata.leader
+
+    def saved(self, protocol: str | None) -> tuple[MemberMetadata, ...]:
+        """Return the members as a group's record has them."""
+        return tuple(
+            MemberMetadata(
+                member.member_id, member.instance_id, member.client_id, member.client_host,
+                member.rebalance_timeout_ms, member.session_timeout_ms,
+                member.subscription(protocol), member.assignment,
+            )
+            for member in self._by_id.values()
+        )  # fmt: skip
+
+    def add(self, member: Member) -> None:
+        """Add a member; it leads if no other member does."""
+        self._put(member)
+        if self.leader is None or self.leader not in self._by_id:
+            self.leader = member.member_id
+
+    def _put(self, member: Member) -> None:
+        self._by_id[member.member_id] = member
+        if member.instance_id is not None:
+            self.static[member.instance_id] = member.member_id
+
+    def replace(self, old_id: str, new: Member) -> None:
+        """Put a static member in the place of its former id; the order of joining stays."""
+        assert new.instance_id is not None
+        self._by_id = {
+            (new.member_id if key == old_id else key): (new if key == old_id else member)
+            for key, member in self._by_id.items()
+        }
+        self.static[new.instance_id] = new.member_id
+        if self.leader == old_id:
+            self.leader = new.member_id
+
+    def remove(self, member: Member) -> None:
+        """Remove a member; if it was the leader, the member that joined first leads."""
+        self._by_id.pop(member.member_id, None)
+        instance_id = member.instance_id
+        if instance_id is not None and self.static.get(instance_id) == member.member_id:
+            del self.static[instance_id]
+        if self.leader == member.member_id:
+            self.leader = next(iter(self._by_id), None)
+
+    # ---- questions ----
+
+    def check(self, member_id: str, instance_id: str | None) -> str:
+        """Return "" if this is a member, or Kafka's name of the error."""
+        if instance_id is not None:
+            known = self.static.get(instance_id)
+            if known is None:
+                return UNKNOWN_MEMBER_ID
+            if known != member_id:
+                return FENCED_INSTANCE_ID
+        return "" if member_id in self._by_id else UNKNOWN_MEMBER_ID
+
+    def is_known(self, member_id: str, instance_id: str | None) -> bool:
+        """Return whether one of the two is that of a member."""
+        return member_id in self._by_id or (instance_id is not None and instance_id in self.static)
+
+    def joined(self) -> list[Member]:
+        """Return the members whose join waits for the next generation."""
+        return [member for member in self._by_id.values() if member.joining is not None]
+
+    def all_joined(self) -> bool:
+        """Return whether the join of each member, and of each pending id, is here."""
+        return not self.pending and all(m.joining is not None for m in self._by_id.values())
+
+    def allow(self, member_id: str, joining: JoinRequest, *, same_type: bool) -> bool:
+        """Return whether the other members, if any, support one of the protocols of a join.
+
+        `same_type`: whether the join is of the group's protocol type.
+        """
+        replaced = None if joining.instance_id is None else self.static.get(joining.instance_id)
+        others = [m for m in self._by_id.values() if m.member_id not in (member_id, replaced)]
+        if not others:
+            return True
+        return same_type and any(
+            all(other.supports(name) for other in others) for name, _ in joining.protocols
+        )
+
+    def choose_protocol(self, otherwise: str) -> str:
+        """Return the protocol that all support and most prefer; on a tie, the first one's choice.
+
+        `otherwise`: the answer if no protocol is supported by all.
+        """
+        common = [
+            name
+            for name, _ in next(iter(self._by_id.values())).protocols
+            if all(member.supports(name) for member in self._by_id.values())
+        ]
+        votes: dict[str, int] = dict.fromkeys(common, 0)
+        for member in self._by_id.values():
+            favourite = next((name for name, _ in member.protocols if name in votes), None)
+            if favourite is not None:
+                votes[favourite] += 1
+        return max(common, key=lambda name: votes[name]) if common else otherwise
+
+    def rebalance_timeout_ms(self) -> int:
+        """Return the rebalance time-out of the group: the longest that a member asked for."""
+        return max((member.rebalance_timeout_ms for member in self._by_id.values()), default=0)

@@ -22,9 +22,9 @@ import collections
 import dataclasses
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from logstore.coordinators.group_events import (
+    ALLOWED_FROM,
     COORDINATOR_NOT_AVAILABLE,
     FENCED_INSTANCE_ID,
     GROUP_MAX_SIZE_REACHED,
@@ -41,47 +41,20 @@ from logstore.coordinators.group_events import (
     GroupConfig,
     GroupState,
     JoinReply,
+    JoinRequest,
     Member,
+    Members,
     Nudge,
     Request,
     StoreGroup,
     SyncReply,
     Transition,
 )
-from logstore.coordinators.offset_records import GroupMetadata, MemberMetadata
+from logstore.coordinators.offset_records import GroupMetadata
 
 __all__ = ["GroupMachine"]
 
 HISTORY_KEPT = 200
-
-
-_ALLOWED_FROM = {
-    GroupState.EMPTY: {GroupState.PREPARING_REBALANCE},
-    GroupState.PREPARING_REBALANCE: {
-        GroupState.EMPTY,
-        GroupState.COMPLETING_REBALANCE,
-        GroupState.STABLE,
-    },
-    GroupState.COMPLETING_REBALANCE: {GroupState.PREPARING_REBALANCE},
-    GroupState.STABLE: {GroupState.COMPLETING_REBALANCE},
-    GroupState.DEAD: set(GroupState),
-}
-
-
-# ---- effects ----
-
-
-class _Told(NamedTuple):
-    """What a member says of itself when it joins; the fields of Member in their order."""
-
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
-
-
 JOIN = ("join", "")
 SYNC = ("sync", "")
 
@@ -104,10 +77,7 @@ class GroupMachine:
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol: str | None = None
-        self.leader: str | None = None
-        self.members: dict[str, Member] = {}  # in the order of joining
-        self.static: dict[str, str] = {}  # instance id -> member id
-        self.pending: dict[str, None] = {}  # ids that were given out and have not joined yet
+        self.members = Members()
         self.history: collections.deque[Transition] = collections.deque(maxlen=HISTORY_KEPT)
         self._new_id = new_id
         self._join_deadline_ms = 0  # of an initial join phase: how long it may be extended
@@ -122,18 +92,10 @@ class GroupMachine:
         """Take over what the log says of it: with members it is Stable, without it is Empty."""
         self.protocol_type = metadata.protocol_type or None
         self.generation = metadata.generation
-        self.protocol, self.leader = metadata.protocol, metadata.leader
+        self.protocol = metadata.protocol
         self.state_since_ms = metadata.timestamp if metadata.timestamp >= 0 else now_ms
-        for saved in metadata.members:
-            member = Member(
-                saved.member_id, saved.instance_id, saved.client_id, saved.client_host,
-                saved.session_timeout_ms, saved.rebalance_timeout_ms,
-                ((metadata.protocol or "", saved.subscription),), saved.assignment, is_new=False,
-                generation=metadata.generation,
-            )  # fmt: skip
-            self.members[member.member_id] = member
-            if member.instance_id is not None:
-                self.static[member.instance_id] = member.member_id
+        self.members.load(metadata)
+        for member in self.members.values():
             self._arm_session(member)
         if self.members:
             self.state = GroupState.STABLE
@@ -141,17 +103,9 @@ class GroupMachine:
 
     def metadata(self) -> GroupMetadata:
         """What the log is to say of it."""
-        members = tuple(
-            MemberMetadata(
-                member.member_id, member.instance_id, member.client_id, member.client_host,
-                member.rebalance_timeout_ms, member.session_timeout_ms,
-                member.subscription(self.protocol), member.assignment,
-            )
-            for member in self.members.values()
-        )  # fmt: skip
         return GroupMetadata(
-            self.protocol_type or "", self.generation, self.protocol, self.leader,
-            self.state_since_ms, members,
+            self.protocol_type or "", self.generation, self.protocol, self.members.leader,
+            self.state_since_ms, self.members.saved(self.protocol),
         )  # fmt: skip
 
     # ---- join ----
@@ -178,8 +132,8 @@ class GroupMachine:
         the id of one that never comes back is forgotten after its session's time-out.
         """
         config = self.config
-        told = _Told(instance_id, client_id, client_host, session_timeout_ms, rebalance_timeout_ms,
-                     tuple(protocols))  # fmt: skip
+        told = JoinRequest(instance_id, client_id, client_host, session_timeout_ms,
+                           rebalance_timeout_ms, tuple(protocols))  # fmt: skip
         if self.state is GroupState.DEAD:
             return self._refuse(request, member_id, COORDINATOR_NOT_AVAILABLE)
         if not config.min_session_timeout_ms <= session_timeout_ms <= config.max_session_timeout_ms:
@@ -188,8 +142,8 @@ class GroupMachine:
             return self._refuse(request, member_id, INCONSISTENT_GROUP_PROTOCOL)
         if not self._has_room(member_id, instance_id):
             return self._refuse(request, member_id, GROUP_MAX_SIZE_REACHED)
-        if instance_id is not None and instance_id in self.static:
-            known = self.static[instance_id]
+        if instance_id is not None and instance_id in self.members.static:
+            known = self.members.static[instance_id]
             if not member_id:
                 return self._replace_static(request, now_ms, known, told, reason)
             if member_id != known:
@@ -197,13 +151,13 @@ class GroupMachine:
         if not member_id:
             member_id = f"{instance_id if instance_id is not None else client_id}-{self._new_id()}"
             if id_first and instance_id is None:
-                self.pending[member_id] = None
+                self.members.pending[member_id] = None
                 self._effects.append(Arm(("pending", member_id), session_timeout_ms))
                 self._answer(request, JoinReply(member_id, MEMBER_ID_REQUIRED))
                 return self._take()
             self._add(request, now_ms, member_id, told, protocol_type, reason)
             return self._take()
-        if member_id in self.pending:
+        if member_id in self.members.pending:
             self._forget_pending(member_id)
             self._add(request, now_ms, member_id, told, protocol_type, reason)
             return self._take()
@@ -213,36 +167,27 @@ class GroupMachine:
         self._join_again(request, now_ms, member, told, reason)
         return self._take()
 
-    def _fits(self, member_id: str, told: _Told, protocol_type: str) -> bool:
+    def _fits(self, member_id: str, told: JoinRequest, protocol_type: str) -> bool:
         """Whether a protocol is left that all would speak."""
         if not protocol_type or not told.protocols:
             return False
-        replaced = None if told.instance_id is None else self.static.get(told.instance_id)
-        others = [m for m in self.members.values() if m.member_id not in (member_id, replaced)]
-        if not others:
-            return True
-        if self.protocol_type is not None and protocol_type != self.protocol_type:
-            return False
-        return any(all(other.supports(name) for other in others) for name, _ in told.protocols)
+        same_type = self.protocol_type is None or protocol_type == self.protocol_type
+        return self.members.allow(member_id, told, same_type=same_type)
 
     def _has_room(self, member_id: str, instance_id: str | None) -> bool:
-        if member_id in self.members or (instance_id is not None and instance_id in self.static):
+        if self.members.is_known(member_id, instance_id):
             return True
         if self.state is GroupState.PREPARING_REBALANCE:
-            return sum(m.joining is not None for m in self.members.values()) < self.config.max_size
+            return len(self.members.joined()) < self.config.max_size
         return len(self.members) < self.config.max_size
 
-    def _add(self, request: Request, now_ms: int, member_id: str, told: _Told,
+    def _add(self, request: Request, now_ms: int, member_id: str, told: JoinRequest,
              protocol_type: str, reason: str) -> None:  # fmt: skip
         if not self.members:
             self.protocol_type = protocol_type
         member = Member(member_id, *told, joining=request)
         first_ever = not self.members and self.state is GroupState.EMPTY
-        self.members[member_id] = member
-        if told.instance_id is not None:
-            self.static[told.instance_id] = member_id
-        if self.leader is None or self.leader not in self.members:
-            self.leader = member_id
+        self.members.add(member)
         self._effects.append(Arm(("session", member_id), self.config.new_member_timeout_ms))
         why = f"{member_id} joined" + (f" ({reason})" if reason else "")
         if first_ever:
@@ -253,13 +198,13 @@ class GroupMachine:
         else:
             self._prepare(now_ms, why)
 
-    def _join_again(self, request: Request, now_ms: int, member: Member, told: _Told,
+    def _join_again(self, request: Request, now_ms: int, member: Member, told: JoinRequest,
                     reason: str) -> None:  # fmt: skip
         changed = member.protocols != told.protocols
         member.client_id, member.client_host = told.client_id, told.client_host
         member.session_timeout_ms = told.session_timeout_ms
         member.rebalance_timeout_ms = told.rebalance_timeout_ms
-        follower = member.member_id != self.leader
+        follower = member.member_id != self.members.leader
         nothing_new = not changed and (
             self.state is GroupState.COMPLETING_REBALANCE
             or (self.state is GroupState.STABLE and follower)
@@ -277,7 +222,7 @@ class GroupMachine:
             self._park(member, request, told)
             self._prepare(now_ms, why + (", with another subscription" if changed else ""))
 
-    def _park(self, member: Member, request: Request, told: _Told) -> None:
+    def _park(self, member: Member, request: Request, told: JoinRequest) -> None:
         if member.joining is not None:
             self._answer(member.joining, JoinReply(member.member_id, REBALANCE_IN_PROGRESS))
         member.joining = request
@@ -285,37 +230,24 @@ class GroupMachine:
         # Whoever waits for us is alive.
         self._effects.append(Disarm(("session", member.member_id)))
 
-    def _replace_static(self, request: Request, now_ms: int, old_id: str, told: _Told,
+    def _replace_static(self, request: Request, now_ms: int, old_id: str, told: JoinRequest,
                         reason: str) -> list[Effect]:  # fmt: skip
         """A static member came back under a new id: the old one is fenced, its place stays."""
         instance_id = told.instance_id
         assert instance_id is not None
         old = self.members[old_id]
         new_id = f"{instance_id}-{self._new_id()}"
-        for waiting in (old.joining, old.syncing):
-            if waiting is not None:
-                reply: JoinReply | SyncReply = (
-                    JoinReply(old_id, FENCED_INSTANCE_ID)
-                    if waiting is old.joining
-                    else SyncReply(error=FENCED_INSTANCE_ID)
-                )
-                self._answer(waiting, reply)
         was_joining = old.joining is not None
+        self._turn_away(old, FENCED_INSTANCE_ID)
         new = Member(new_id, *told, assignment=old.assignment, is_new=old.is_new)
-        # In the old one's place, so that the order of joining stays.
-        self.members = {
-            (new_id if key == old_id else key): (new if key == old_id else member)
-            for key, member in self.members.items()
-        }
-        self.static[instance_id] = new_id
+        self.members.replace(old_id, new)
         if old_id in self.unsynced:
             self.unsynced = {*self.unsynced, new_id} - {old_id}
-        if self.leader == old_id:
-            self.leader = new_id
         self._effects.append(Disarm(("session", old_id)))
         why = f"static member {instance_id} came back as {new_id}"
         why += f" ({reason})" if reason else ""
-        if self.state is GroupState.STABLE and self._choose_protocol() == self.protocol:
+        protocol = self.members.choose_protocol(self.protocol or "")
+        if self.state is GroupState.STABLE and protocol == self.protocol:
             self._arm_session(new)
             self._effects.append(StoreGroup(self.metadata()))
             reply_now = dataclasses.replace(self._join_reply(new), skip_assignment=True)
@@ -336,13 +268,13 @@ class GroupMachine:
 
     def _begin_initial(self, now_ms: int, reason: str) -> None:
         self._move(GroupState.PREPARING_REBALANCE, now_ms, reason)
-        delay = min(self.config.initial_rebalance_delay_ms, self._rebalance_timeout_ms())
-        self._join_deadline_ms = now_ms + self._rebalance_timeout_ms()
+        delay = min(self.config.initial_rebalance_delay_ms, self.members.rebalance_timeout_ms())
+        self._join_deadline_ms = now_ms + self.members.rebalance_timeout_ms()
         if delay > 0:
             self._effects.append(Arm(JOIN, delay))
             self._initial_waits = True
         else:
-            self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+            self._effects.append(Arm(JOIN, self.members.rebalance_timeout_ms()))
             self._try_complete_join(now_ms)
 
     def _extend_initial(self, now_ms: int) -> None:
@@ -362,7 +294,7 @@ class GroupMachine:
         self._storing = False
         self._initial_waits = False
         self._move(GroupState.PREPARING_REBALANCE, now_ms, reason)
-        self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+        self._effects.append(Arm(JOIN, self.members.rebalance_timeout_ms()))
         for member in self.members.values():
             if member.joining is None:
                 self._effects.append(Nudge(member.member_id))
@@ -371,9 +303,8 @@ class GroupMachine:
     def _try_complete_join(self, now_ms: int) -> None:
         if self.state is not GroupState.PREPARING_REBALANCE or self._initial_waits:
             return
-        if self.pending or any(member.joining is None for member in self.members.values()):
-            return
-        self._complete_join(now_ms, "all members joined")
+        if self.members.all_joined():
+            self._complete_join(now_ms, "all members joined")
 
     def _complete_join(self, now_ms: int, reason: str) -> None:
         """The join phase is over: whoever is here makes the next generation."""
@@ -383,24 +314,25 @@ class GroupMachine:
             self._forget(member)
         if late:
             reason = f"{reason}; without {', '.join(m.member_id for m in late)}, which did not join"
-        present = [m for m in self.members.values() if m.joining is not None]
+        present = self.members.joined()
         if not present and self.members:
             # Only static members are left, and none is here: they have until their sessions end.
-            self._effects.append(Arm(JOIN, self._rebalance_timeout_ms()))
+            self._effects.append(Arm(JOIN, self.members.rebalance_timeout_ms()))
             return
         self._effects.append(Disarm(JOIN))
         self.unsynced.clear()
         self.generation += 1
         if not self.members:
-            self.protocol = self.leader = None
+            self.protocol = self.members.leader = None
             self._move(GroupState.EMPTY, now_ms, reason if late else "the last member is gone")
             self._effects.append(StoreGroup(self.metadata()))
             return
-        if self.leader not in self.members or self.members[self.leader].joining is None:
-            self.leader = present[0].member_id
-        self.protocol = self._choose_protocol()
+        leader = self.members.get(self.members.leader or "")
+        if leader is None or leader.joining is None:
+            self.members.leader = present[0].member_id
+        self.protocol = self.members.choose_protocol(self.protocol or "")
         self._move(GroupState.COMPLETING_REBALANCE, now_ms, reason)
-        self._effects.append(Arm(SYNC, self._rebalance_timeout_ms()))
+        self._effects.append(Arm(SYNC, self.members.rebalance_timeout_ms()))
         for member in present:
             assert member.joining is not None
             self._answer(member.joining, self._join_reply(member))
@@ -409,31 +341,17 @@ class GroupMachine:
             self.unsynced.add(member.member_id)
             self._arm_session(member)
 
-    def _choose_protocol(self) -> str:
-        """Of those that all support, the one that most prefer; the first one's choice on a tie."""
-        common = [
-            name
-            for name, _ in next(iter(self.members.values())).protocols
-            if all(member.supports(name) for member in self.members.values())
-        ]
-        votes: dict[str, int] = dict.fromkeys(common, 0)
-        for member in self.members.values():
-            favourite = next((name for name, _ in member.protocols if name in votes), None)
-            if favourite is not None:
-                votes[favourite] += 1
-        return max(common, key=lambda name: votes[name]) if common else (self.protocol or "")
-
     def _join_reply(self, member: Member) -> JoinReply:
         """Return the answer that takes a member into this generation."""
         member.generation = self.generation
         members: tuple[tuple[str, str | None, bytes], ...] = ()
-        if member.member_id == self.leader:
+        if member.member_id == self.members.leader:
             members = tuple(
                 (each.member_id, each.instance_id, each.subscription(self.protocol))
                 for each in self.members.values()
             )
-        return JoinReply(member.member_id, "", self.generation, self.protocol, self.leader or "",
-                         members)  # fmt: skip
+        return JoinReply(member.member_id, "", self.generation, self.protocol,
+                         self.members.leader or "", members)  # fmt: skip
 
     # ---- sync ----
 
@@ -467,7 +385,7 @@ class GroupMachine:
         self._end_sync(member, SyncReply(error=REBALANCE_IN_PROGRESS))
         member.syncing = request
         self._effects.append(Disarm(("session", member_id)))
-        if member_id == self.leader and not self._storing:
+        if member_id == self.members.leader and not self._storing:
             given = dict(assignments)
             for each in self.members.values():
                 each.assignment = given.get(each.member_id, b"")
@@ -486,7 +404,7 @@ class GroupMachine:
                 self._end_sync(member, SyncReply(error=COORDINATOR_NOT_AVAILABLE))
             self._prepare(now_ms, f"the assignment could not be stored: {error}")
             return self._take()
-        self._move(GroupState.STABLE, now_ms, f"{self.leader} assigned by {self.protocol}")
+        self._move(GroupState.STABLE, now_ms, f"{self.members.leader} assigned by {self.protocol}")
         for member in self.members.values():
             self._end_sync(member, SyncReply(member.assignment, "", self.protocol))
         if not self.unsynced:
@@ -522,15 +440,15 @@ class GroupMachine:
         if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE, []
         if not member_id and instance_id is not None:
-            member_id = self.static.get(instance_id, "")
-        if member_id in self.pending:
+            member_id = self.members.static.get(instance_id, "")
+        if member_id in self.members.pending:
             self._forget_pending(member_id)
             self._try_complete_join(now_ms)
             return "", self._take()
         member = self.members.get(member_id)
         if member is None:
             return UNKNOWN_MEMBER_ID, []
-        if instance_id is not None and self.static.get(instance_id) != member_id:
+        if instance_id is not None and self.members.static.get(instance_id) != member_id:
             return FENCED_INSTANCE_ID, []
         self._remove(member, now_ms, f"{member_id} left" + (f" ({reason})" if reason else ""))
         return "", self._take()
@@ -565,14 +483,9 @@ class GroupMachine:
     def _check(self, member_id: str, generation: int, instance_id: str | None) -> str:
         if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
-        if instance_id is not None:
-            known = self.static.get(instance_id)
-            if known is None:
-                return UNKNOWN_MEMBER_ID
-            if known != member_id:
-                return FENCED_INSTANCE_ID
-        if member_id not in self.members:
-            return UNKNOWN_MEMBER_ID
+        error = self.members.check(member_id, instance_id)
+        if error:
+            return error
         if generation != self.generation:
             return ILLEGAL_GENERATION
         return ""
@@ -583,8 +496,8 @@ class GroupMachine:
         """A timer that was armed is up."""
         kind, member_id = key
         if kind == "pending":
-            if member_id in self.pending:
-                del self.pending[member_id]
+            if member_id in self.members.pending:
+                del self.members.pending[member_id]
                 self._try_complete_join(now_ms)
         elif kind == "session":
             member = self.members.get(member_id)
@@ -593,7 +506,7 @@ class GroupMachine:
                 self._remove(member, now_ms, f"{member_id} was not heard of for "
                              f"{member.session_timeout_ms} ms")  # fmt: skip
         elif key == JOIN and self.state is GroupState.PREPARING_REBALANCE:
-            if self._initial_waits and not self._everybody_joined():
+            if self._initial_waits and not self.members.all_joined():
                 # An id was given out that has not come back: it may, within the time.
                 self._initial_waits = False
                 left = max(1, self._join_deadline_ms - now_ms)
@@ -613,14 +526,11 @@ class GroupMachine:
                 self._prepare(now_ms, f"{names} did not ask for an assignment in time")
         return self._take()
 
-    def _everybody_joined(self) -> bool:
-        return not self.pending and all(m.joining is not None for m in self.members.values())
-
     def kill(self, now_ms: int, reason: str) -> list[Effect]:
         """The group is no more: whoever waits is told."""
         for member in list(self.members.values()):
             self._forget(member, COORDINATOR_NOT_AVAILABLE)
-        for member_id in list(self.pending):
+        for member_id in list(self.members.pending):
             self._forget_pending(member_id)
         self._effects += [Disarm(JOIN), Disarm(SYNC)]
         self._move(GroupState.DEAD, now_ms, reason)
@@ -633,30 +543,29 @@ class GroupMachine:
         if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             self._prepare(now_ms, reason)
         elif self.state is GroupState.PREPARING_REBALANCE:
-            if not self.members and not self.pending:
+            if not self.members and not self.members.pending:
                 self._complete_join(now_ms, reason)
             else:
                 self._try_complete_join(now_ms)
 
     def _forget(self, member: Member, error: str = UNKNOWN_MEMBER_ID) -> None:
         """Take a member out; what it waits for is answered."""
+        self._turn_away(member, error)
+        self.unsynced.discard(member.member_id)
+        self.members.remove(member)
+        self._effects.append(Disarm(("session", member.member_id)))
+
+    def _turn_away(self, member: Member, error: str) -> None:
+        """Answer the requests of a member that wait, with an error."""
         if member.joining is not None:
             self._answer(member.joining, JoinReply(member.member_id, error))
             member.joining = None
         if member.syncing is not None:
             self._answer(member.syncing, SyncReply(error=error))
             member.syncing = None
-        self.members.pop(member.member_id, None)
-        self.unsynced.discard(member.member_id)
-        if member.instance_id is not None and self.static.get(member.instance_id) == member.member_id:  # noqa: E501  # fmt: skip
-            del self.static[member.instance_id]
-        if self.leader == member.member_id:
-            joined = (m.member_id for m in self.members.values())
-            self.leader = next(joined, None)
-        self._effects.append(Disarm(("session", member.member_id)))
 
     def _forget_pending(self, member_id: str) -> None:
-        del self.pending[member_id]
+        del self.members.pending[member_id]
         self._effects.append(Disarm(("pending", member_id)))
 
     def _refuse(self, request: Request, member_id: str, error: str) -> list[Effect]:
@@ -669,13 +578,9 @@ class GroupMachine:
     def _arm_session(self, member: Member) -> None:
         self._effects.append(Arm(("session", member.member_id), member.session_timeout_ms))
 
-    def _rebalance_timeout_ms(self) -> int:
-        """Of the group: the longest that a member asked for."""
-        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
-
     def _move(self, target: GroupState, now_ms: int, reason: str) -> None:
         source = self.state
-        assert source in _ALLOWED_FROM[target], f"{source} -> {target}: {reason}"
+        assert source in ALLOWED_FROM[target], f"{source} -> {target}: {reason}"
         self.state = target
         self.state_since_ms = now_ms
         self.history.append(Transition(now_ms, source, target, self.generation, reason))

@@ -22,6 +22,7 @@ from logstore import Consumer, Groups, Store, TopicPartition
 from logstore.clock import ManualClock
 from logstore.coordinators.group_coordinator import GroupCoordinator
 from logstore.coordinators.group_events import (
+    ALLOWED_FROM,
     Answer,
     Arm,
     Disarm,
@@ -34,7 +35,7 @@ from logstore.coordinators.group_events import (
     StoreGroup,
     SyncReply,
 )
-from logstore.coordinators.group_machine import _ALLOWED_FROM, GroupMachine
+from logstore.coordinators.group_machine import GroupMachine
 
 PARTITIONS = range(5)
 SESSION, REBALANCE = 10_000, 4_000  # a static member may be away for longer than a rebalance
@@ -222,7 +223,7 @@ class MachineAgainstModel(RuleBasedStateMachine):
     def reload(self) -> None:
         """The coordinator is another one now: it knows what was stored of a stable group."""
         old = self.machine
-        if old.state not in (GroupState.STABLE, GroupState.EMPTY) or old.pending:
+        if old.state not in (GroupState.STABLE, GroupState.EMPTY) or old.members.pending:
             return
         if any(client.waits for client in self.clients):
             return
@@ -246,7 +247,7 @@ class MachineAgainstModel(RuleBasedStateMachine):
             return
         given = [p for member in machine.members.values() for p in member.assignment]
         assert sorted(given) == list(PARTITIONS)
-        assert machine.leader in machine.members
+        assert machine.members.leader in machine.members
 
     @invariant()
     def states_mean_what_they_say(self) -> None:
@@ -265,9 +266,9 @@ class MachineAgainstModel(RuleBasedStateMachine):
         for member in members:
             waits = member.joining is not None or member.syncing is not None
             assert waits or ("session", member.member_id) in self.timers, "a lease without an end"
-        assert set(machine.static.values()) <= set(machine.members)
+        assert set(machine.members.static.values()) <= set(machine.members)
         for change in machine.history:
-            assert change.reason and change.source in _ALLOWED_FROM[change.target]
+            assert change.reason and change.source in ALLOWED_FROM[change.target]
         for before, after in itertools.pairwise(machine.history):
             assert before.target is after.source and before.at_ms <= after.at_ms
 

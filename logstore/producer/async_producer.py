@@ -16,13 +16,13 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from logstore.errors import ClosedError, DiskFullError
 from logstore.producer.delivery import Delivery
 from logstore.producer.lane import Lane
 from logstore.producer.producer import RETRY, Producer
-from logstore.producer.transaction import OffsetCommitter, Transaction
+from logstore.producer.transaction import OffsetCommitter, RecordOptions, Transaction
 from logstore.store.store import Store
 from logstore.store.topic import Position
 
@@ -253,10 +253,10 @@ class AsyncTransaction:
         _ = self._open
         return await self._producer.send(topic, value, **more)
 
-    async def append(self, topic: str, value: Any, **more: Any) -> Position:
+    async def append(self, topic: str, value: Any, **options: Unpack[RecordOptions]) -> Position:
         """As `AsyncProducer.append`; durable when the transaction is."""
         _ = self._open
-        return await self._producer.append(topic, value, **more)
+        return await self._producer.append(topic, value, **options)
 
     async def commit_offsets(
         self,

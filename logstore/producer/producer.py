@@ -23,15 +23,13 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from logstore import _native
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, wants_fsync
-from logstore.coordinators.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
-from logstore.coordinators.offset_book import OffsetBook, as_committed
-from logstore.coordinators.transaction_coordinator import Transactions
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import (
     ClosedError,
     DiskFullError,
@@ -39,7 +37,6 @@ from logstore.errors import (
     ForkedHandleError,
     InvalidNameError,
     TransactionAbortedError,
-    TransactionStateError,
 )
 from logstore.format.batch import increment_sequence
 from logstore.interceptors import InterceptorChain, Outgoing
@@ -52,6 +49,7 @@ from logstore.partitioner import (
 from logstore.producer.dedupe import HEADER, TIME_HEADER, DedupeWindows
 from logstore.producer.delivery import Delivery, answering
 from logstore.producer.lane import Lane
+from logstore.producer.transacting import TransactionClient
 from logstore.producer.transaction import Transaction
 from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store.store import Store
@@ -149,7 +147,6 @@ class Producer(_native.Sender, Closeable):
         _positive(dedupe_window=dedupe_window, dedupe_records=dedupe_records)
         self._dedupe = (round(dedupe_window * 1000), dedupe_records)
         self._store = store
-        self._transactional_id = transactional_id
         self._lane_settings = {
             "batch_bytes": batch_bytes,
             "compression": compression,
@@ -174,28 +171,25 @@ class Producer(_native.Sender, Closeable):
         self._hurried = False
         self._delivery = Delivery
         self._held_max = min(buffer_bytes, 1 << 20)
-        self._transaction: Transaction | None = None
-        self._fenced: FencedError | None = None
-        self._stale = False  # its epoch was taken away, but nobody else has the next one
-        self._timeout_ms = round(transaction_timeout * 1000)
+        self._client: TransactionClient | None = None  # of a transactional id
         if transactional_id is None:
             self.identity = (store.take_producer_id(), 0) if idempotence else (-1, -1)
             self._quick = self._is_plain()
         elif not idempotence:
             raise ConfigError("transactions need idempotence=True")
         else:
-            self._transactions = Transactions.of(store)
-            self.identity = self._transactions.init_producer(transactional_id, self._timeout_ms)
-            self._transactions.join(self)
+            timeout_ms = round(transaction_timeout * 1000)
+            self._client = TransactionClient(self, store, transactional_id, timeout_ms)
         self._closed = False
 
     def _is_plain(self) -> bool:
         """Whether bytes may go straight into a batch."""
-        if self._transactional_id is not None and self._transaction is None:
+        if self._client is not None and self._client.current is None:
             return False
         return self._takes_bytes()
 
     def _takes_bytes(self) -> bool:
+        """Whether neither serializers nor interceptors have to see the records."""
         chain = self._interceptors
         return not (
             self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
@@ -273,7 +267,7 @@ class Producer(_native.Sender, Closeable):
     def _deliver(self, lane: Lane) -> None:
         """Have a lane written and answered by this thread."""
         self._write_blocking(lane)
-        if self.fsync and self._transaction is None:
+        if self.fsync and (self._client is None or self._client.current is None):
             lane.sync()
 
     def _send(
@@ -290,11 +284,8 @@ class Producer(_native.Sender, Closeable):
     ) -> Delivery:
         """All that `send` does not do itself."""
         self._check_usable()
-        if self._transactional_id is not None and self._transaction is None:
-            raise self._fenced or TransactionStateError(
-                f"a producer with a transactional id ({self._transactional_id!r}) writes in "
-                f"transactions only: with producer.transaction() as tx: tx.send(...)"
-            )
+        if self._client is not None:
+            self._client.check_begun()
         chain = self._interceptors
         if chain.senders:
             topic, value, key, headers, timestamp, partition = chain.on_send(
@@ -336,8 +327,8 @@ class Producer(_native.Sender, Closeable):
         windows = DedupeWindows.of(self._store)
         window = windows.window(route.topic, *self._dedupe)
         owner = None
-        if self._transaction is not None:
-            owner = (cast(str, self._transactional_id), *self.identity)
+        if self._client is not None and self._client.current is not None:
+            owner = (self._client.name, *self.identity)
         with window.lock:
             now = windows.now_ms()
             known = window.find(name, now, owner)
@@ -430,19 +421,10 @@ class Producer(_native.Sender, Closeable):
 
     def enlist(self, lane: Lane) -> bool:
         """Whether what a lane is about to write belongs to a transaction, which knows of it now."""
-        if self._transactional_id is None:
+        if self._client is None:
             return False
-        if self._transaction is None:
-            raise TransactionStateError("the transaction is over: this record came too late")
-        self._enlist(self._transaction, {(lane.topic, lane.number)})
+        self._client.enlist(lane)
         return True
-
-    def _enlist(self, transaction: Transaction, partitions: set[tuple[str, int]]) -> None:
-        new = partitions - transaction.enlisted
-        if new:
-            name = cast(str, self._transactional_id)
-            self._transactions.add_partitions(name, self.identity, new)
-            transaction.enlisted |= new
 
     def make_room(self, lane: Lane) -> None:
         """A lane is full: written by whoever finds it so."""
@@ -454,12 +436,7 @@ class Producer(_native.Sender, Closeable):
 
     def explain(self, error: BaseException) -> BaseException:
         """Return why an epoch is over: a partition knows that it is, the coordinator knows why."""
-        if isinstance(error, FencedError) and self._transactional_id is not None:
-            try:
-                self._transactions.check(self._transactional_id, self.identity)
-            except (FencedError, TransactionAbortedError) as reason:
-                return reason
-        return error
+        return error if self._client is None else self._client.explain(error)
 
     def hurry(self) -> None:
         """Someone waits for an answer."""
@@ -577,7 +554,7 @@ class Producer(_native.Sender, Closeable):
     @property
     def transactional_id(self) -> str | None:
         """What its transactions are known by, over restarts; None: it has none."""
-        return self._transactional_id
+        return None if self._client is None else self._client.name
 
     def transaction(self) -> Transaction:
         """Begin a transaction: committed at the end of a ``with`` block, aborted if it raises.
@@ -585,174 +562,9 @@ class Producer(_native.Sender, Closeable):
         Raises FencedError when another producer has the transactional id by now.
         """
         self._check_usable()
-        if self._transactional_id is None:
+        if self._client is None:
             raise ConfigError("transactions need a name: Producer(store, 'my-transactional-id')")
-        if self._transaction is not None:
-            self._replace_unused(self._transaction)
-        if self._fenced is not None:
-            raise self._fenced
-        # An interrupt may have stopped the abort of the last transaction.
-        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
-        if self._stale:
-            with self._noticing_fences():
-                self._renew()
-        self._failures.clear()
-        for lane in self._lanes():
-            lane.begin()
-        made = Transaction(self)
-        quick = self._takes_bytes()
-        # Last: an interrupt before these lines begins no transaction.
-        self._transaction, self._quick = made, quick
-        return made
-
-    def _replace_unused(self, transaction: Transaction) -> None:
-        """An interrupt may have come between `transaction` and its with block."""
-        if (
-            transaction.entered
-            or transaction.enlisted
-            or any(lane.unsettled for lane in self._lanes())
-        ):
-            raise TransactionStateError("a transaction is open: commit or abort it first")
-        transaction.end("replaced by another before it was used")
-        self._transaction = None
-
-    def _renew(self) -> None:
-        """After an abort that was not ours: the next epoch, unless another producer has it."""
-        name = cast(str, self._transactional_id)
-        self.identity = self._transactions.init_producer(
-            name, self._timeout_ms, expected=self.identity
-        )
-        self._stale = False
-
-    @contextlib.contextmanager
-    def _noticing_fences(self) -> Iterator[None]:
-        try:
-            yield
-        except FencedError as error:
-            reason = self.explain(error)
-            if not isinstance(reason, FencedError):
-                self._stale = True
-                raise reason from error
-            self._fenced = reason
-            raise
-        except BaseException:
-            self._stale = True
-            raise
-
-    def commit_transaction(self, transaction: Transaction) -> None:
-        """For Transaction."""
-        self._check_mine(transaction)
-        self._quick = False
-        try:
-            with self._noticing_fences():
-                lanes = [lane for lane in self._lanes() if lane.unsettled]
-                self._enlist(transaction, {(lane.topic, lane.number) for lane in lanes})
-                for lane in lanes:
-                    self._write_blocking(lane)
-                self._raise_failures()
-                self._commit_written(transaction)
-        except BaseException as error:
-            self._give_up(transaction, error)
-            raise
-        # In one step, and no call before it: an interrupt finds the transaction open, or over.
-        transaction.over, self._transaction = "committed", None
-        transaction.end("committed")
-
-    def _commit_written(self, transaction: Transaction) -> None:
-        if not transaction.enlisted:
-            return  # nothing was sent
-        if self.fsync:
-            for lane in self._lanes():
-                if (lane.topic, lane.number) in transaction.enlisted:
-                    lane.make_durable()
-        name = cast(str, self._transactional_id)
-        try:
-            self.identity = self._blocking(
-                lambda: self._transactions.end(
-                    name,
-                    self.identity,
-                    commit=True,
-                    decided=lambda: transaction.end("committed"),
-                )
-            )
-        except FencedError as error:
-            if not transaction.over:
-                raise
-            self._fenced = error  # whoever has the id now has written the markers first
-
-    def _give_up(self, transaction: Transaction, error: BaseException) -> None:
-        """It could not be committed, and is aborted; or it is decided, and finished by the next."""
-        if transaction.over == "committed":
-            self._transaction = None
-            error.add_note(
-                "the transaction is committed: that is decided, and the markers that are missing "
-                "will be written before the next one of its id, or when the store is closed"
-            )
-            return
-        if self._transaction is not transaction:
-            return
-        try:
-            self.abort_transaction(transaction)
-        except Exception as failure:  # noqa: BLE001  the first error says why
-            error.add_note(f"and it could not be aborted now: {failure}")
-
-    def abort_transaction(self, transaction: Transaction) -> None:
-        """For Transaction."""
-        self._check_mine(transaction)
-        self._quick = False
-        told = bool(transaction.enlisted) and self._fenced is None
-        # After an interrupt from here on, `transaction` finishes the abort.
-        self._stale = self._stale or told
-        transaction.over, self._transaction = "aborted", None
-        transaction.end("aborted")
-        self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
-        self._failures.clear()  # of records that are aborted now
-        if told:
-            name = cast(str, self._transactional_id)
-            with self._noticing_fences():
-                self.identity = self._transactions.end(name, self.identity, commit=False)
-            self._stale = False
-
-    def commit_offsets_in(
-        self, transaction: Transaction, offsets: object, group_id: str | None
-    ) -> None:
-        """For Transaction."""
-        self._check_mine(transaction)
-        given: Any = offsets
-        if isinstance(given, Mapping):
-            as_committed(given, 0)  # what cannot be committed is refused before anything is written
-        elif not hasattr(given, "commit_in_transaction"):
-            raise TypeError(f"offsets by partition, or a Consumer, not {type(given).__name__}")
-        name = group_id if isinstance(given, Mapping) else given.group_id
-        if not name:
-            raise ConfigError("offsets are committed for a group: say which with group_id=")
-        book = OffsetBook.of(self._store)
-        producer_id, epoch = self.identity
-        with self._noticing_fences():
-            self._enlist(transaction, {(CONSUMER_OFFSETS, book.partition_of(name))})
-            if isinstance(given, Mapping):
-                book.commit_in_transaction(
-                    name, given, producer_id=producer_id, producer_epoch=epoch
-                )
-            else:
-                given.commit_in_transaction(producer_id=producer_id, producer_epoch=epoch)
-
-    def _check_mine(self, transaction: Transaction) -> None:
-        self._check_usable()
-        if self._transaction is not transaction:
-            raise TransactionStateError("the transaction is over")
-
-    def _drop_unwritten(self, error: BaseException) -> None:
-        for lane in self._lanes():
-            lane.fail_unwritten(error)
-
-    def abandon(self, error: BaseException) -> None:
-        """The store is about to close, and aborts the transaction."""
-        transaction, self._transaction = self._transaction, None
-        if transaction is not None and not transaction.over:
-            self._quick = False
-            transaction.end("aborted, as its store was closed")
-            self._drop_unwritten(error)
+        return self._client.begin()
 
     # ---- ending ----
 
@@ -790,9 +602,14 @@ class Producer(_native.Sender, Closeable):
     def _called(self) -> int:
         return sum(lane.callbacks.count for lane in self._lanes())
 
+    def _forget_failures(self) -> None:
+        """Raise none of the failures since the last flush."""
+        self._failures.clear()
+
     def _raise_failures(self) -> None:
+        """Raise the failures since the last flush, once."""
         failures, self._failures = self._failures, []
-        if self._transactional_id is not None:
+        if self._client is not None:
             # An epoch that is over fails every pack alike: raise one error for the transaction.
             ends = (FencedError, TransactionAbortedError)
             over: list[BaseException] = [each for each in failures if isinstance(each, ends)]
@@ -815,8 +632,8 @@ class Producer(_native.Sender, Closeable):
         self._check_fork()
         self._quick = False
         try:
-            if self._transaction is not None:
-                self.abort_transaction(self._transaction)
+            if self._client is not None and self._client.current is not None:
+                self._client.abort(self._client.current)
             self._flush(time.monotonic() + self._max_block)
         except DiskFullError:
             if self.pending:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from logstore.errors import TransactionStateError
 from logstore.producer.delivery import Delivery
 from logstore.store.topic import Position
 
-__all__ = ["OffsetCommitter", "Transaction"]
+__all__ = ["OffsetCommitter", "RecordOptions", "Transaction"]
 
 
 class OffsetCommitter(Protocol):
@@ -29,24 +29,40 @@ class OffsetCommitter(Protocol):
         """Commit what was consumed so far as a part of that producer's transaction."""
 
 
-class TransactionOwner(Protocol):
+class RecordOptions(TypedDict, total=False):
+    """The keywords of `Producer.append`."""
+
+    key: Any
+    headers: Iterable[tuple[str, bytes | None]]
+    timestamp: Any
+    partition: int | None
+    dedupe_id: str | bytes | None
+
+
+class Sends(Protocol):
     """What a transaction needs of its producer."""
 
     @property
     def send(self) -> Callable[..., Delivery]: ...
     @property
     def append(self) -> Callable[..., Position]: ...
-    def commit_transaction(self, transaction: Transaction, /) -> None: ...
-    def abort_transaction(self, transaction: Transaction, /) -> None: ...
-    def commit_offsets_in(self, transaction: Transaction, offsets: object,
-                          group_id: str | None, /) -> None: ...  # fmt: skip
+
+
+class TransactionOwner(Protocol):
+    """What ends a transaction."""
+
+    def commit(self, transaction: Transaction, /) -> None: ...
+    def abort(self, transaction: Transaction, /) -> None: ...
+    def commit_offsets(self, transaction: Transaction, offsets: object,
+                       group_id: str | None, /) -> None: ...  # fmt: skip
 
 
 class Transaction:
     """An open transaction.  Use it in a ``with`` block, or call `commit` or `abort`."""
 
-    def __init__(self, producer: TransactionOwner) -> None:
+    def __init__(self, owner: TransactionOwner, producer: Sends) -> None:
         """Use `Producer.transaction`."""
+        self._owner = owner
         self._producer = producer
         self.enlisted: set[tuple[str, int]] = set()  # partitions that the coordinator knows of
         self.over = ""  # how it ended
@@ -67,21 +83,10 @@ class Transaction:
         if self.over:
             raise TransactionStateError(f"the transaction is over: it was {self.over}")
 
-    def append(
-        self,
-        topic: str,
-        value: Any,
-        *,
-        key: Any = None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
-        timestamp: Any = None,
-        partition: int | None = None,
-        dedupe_id: str | bytes | None = None,
-    ) -> Position:
-        """Append one record and return where it is.  It is durable when the transaction is."""
+    def append(self, topic: str, value: Any, **options: Unpack[RecordOptions]) -> Position:
+        """As `Producer.append`; the record is durable when the transaction is."""
         self.check_open()
-        return self._producer.append(topic, value, key=key, headers=headers, timestamp=timestamp,
-                                     partition=partition, dedupe_id=dedupe_id)  # fmt: skip
+        return self._producer.append(topic, value, **options)
 
     def commit_offsets(
         self,
@@ -95,7 +100,7 @@ class Transaction:
         next offset to read, and then `group_id` names the group.
         """
         self.check_open()
-        self._producer.commit_offsets_in(self, offsets, group_id)
+        self._owner.commit_offsets(self, offsets, group_id)
 
     def commit(self) -> None:
         """Make all of it visible, durably.
@@ -104,12 +109,12 @@ class Transaction:
         After another error `over` says how it ended: once the decision is in the log, "committed".
         """
         self.check_open()
-        self._producer.commit_transaction(self)
+        self._owner.commit(self)
 
     def abort(self) -> None:
         """Make sure that none of it is ever visible to readers of what is committed."""
         self.check_open()
-        self._producer.abort_transaction(self)
+        self._owner.abort(self)
 
     def end(self, how: str) -> None:
         """It is over; for its producer."""

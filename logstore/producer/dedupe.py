@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from logstore.clock import GuardedClock
 from logstore.closeable import Closeable
@@ -242,6 +242,44 @@ class DedupeWindows(Closeable):
                 f"{found.records_max} ids: producers of one store share it"
             )
         return found
+
+    def once(
+        self,
+        topic: Topic,
+        dedupe_id: str | bytes,
+        window_ms: int,
+        records_max: int,
+        owner: TransactionKey | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        timestamp: Any,
+        *,
+        choose: Callable[[], int],
+        put: Callable[[list[tuple[str, bytes | None]], Any, int], Delivery],
+    ) -> Delivery:
+        """Return the delivery of the record that has the id, or `put` one that gets it.
+
+        `choose` returns its partition; `put` takes its headers, its timestamp and its partition.
+        """
+        try:
+            name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
+        except UnicodeEncodeError:
+            raise ConfigError(f"a dedupe id has to be Unicode text, not {dedupe_id!r}") from None
+        if not isinstance(name, bytes) or not name:
+            raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
+        window = self.window(topic, window_ms, records_max)
+        with window.lock:
+            now = self.now_ms()
+            known = window.find(name, now, owner)
+            if known is not None:
+                return known
+            marked = [*headers, (HEADER, name)]
+            if timestamp is not None:
+                marked.append((TIME_HEADER, now.to_bytes(8)))
+            number = choose()
+            generation = window.generation(number)
+            delivery = put(marked, self.time_ms() if timestamp is None else timestamp, number)
+            window.note(name, delivery, now, generation, owner)
+            return delivery
 
     def now_ms(self) -> int:
         """Return the time that decides which ids are too old."""

@@ -17,44 +17,35 @@ transaction belongs to one thread.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from logstore import _native
 from logstore.closeable import Closeable
 from logstore.config import ConfigError, wants_fsync
-from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import (
     ClosedError,
     DiskFullError,
     FencedError,
     ForkedHandleError,
-    InvalidNameError,
     TransactionAbortedError,
 )
-from logstore.format.batch import increment_sequence
 from logstore.interceptors import InterceptorChain, Outgoing
-from logstore.partitioner import (
-    KeyPartitioner,
-    Partitioner,
-    RandomPartitioner,
-    RoundRobinPartitioner,
-)
-from logstore.producer.dedupe import HEADER, TIME_HEADER, DedupeWindows
+from logstore.partitioner import Partitioner
+from logstore.producer.dedupe import DedupeWindows
 from logstore.producer.delivery import Delivery, answering
 from logstore.producer.lane import Lane
+from logstore.producer.lingering import busy, start_thread
+from logstore.producer.routing import Route, Router, partitioner_of
 from logstore.producer.transacting import TransactionClient
 from logstore.producer.transaction import Transaction
 from logstore.serialization import SerializationError, Serializer, serializer
 from logstore.store.store import Store
-from logstore.store.topic import Position, Topic, partition_number
-from logstore.waking import Wake, uninterrupted
+from logstore.store.topic import Position
+from logstore.waking import Wake
 
 if TYPE_CHECKING:
     import datetime
@@ -74,23 +65,9 @@ TRANSACTION_TIMEOUT = 60.0
 DEDUPE_WINDOW = 120.0
 DEDUPE_RECORDS = 100_000
 RETRY = 0.05  # seconds between attempts to write to a full disk
-PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
-    "default": KeyPartitioner,
-    "round_robin": RoundRobinPartitioner,
-    "random": RandomPartitioner,
-}
 
 T = TypeVar("T")
 _Headers: TypeAlias = "Iterable[tuple[str, bytes | None]]"
-
-_busy: set[Producer] = set()  # with records on their way: see the end of this file
-
-
-class _Route(_native.Route):
-    """A topic, its lanes, and what chooses among them."""
-
-    topic: Topic
-    partitioner: Partitioner
 
 
 class Producer(_native.Sender, Closeable):
@@ -147,17 +124,14 @@ class Producer(_native.Sender, Closeable):
         _positive(dedupe_window=dedupe_window, dedupe_records=dedupe_records)
         self._dedupe = (round(dedupe_window * 1000), dedupe_records)
         self._store = store
-        self._lane_settings = {
-            "batch_bytes": batch_bytes,
-            "compression": compression,
-            "compression_level": compression_level,
-        }
-        self._batch_bytes = batch_bytes
         self._linger = linger
         self._buffer_bytes = buffer_bytes
         self._max_block = max_block
         self._delivery_timeout = delivery_timeout
-        self._partitioner = _partitioner_of(partitioner)
+        self._router = Router(
+            self, store, partitioner_of(partitioner), batch_bytes=batch_bytes,
+            compression=compression, compression_level=compression_level,
+        )  # fmt: skip
         self._key_serializer = serializer(key_serializer)
         self._value_serializer = serializer(value_serializer)
         self._interceptors = InterceptorChain(interceptors)
@@ -217,12 +191,12 @@ class Producer(_native.Sender, Closeable):
     @property
     def pending(self) -> int:
         """Records that are not in the log yet."""
-        return sum(lane.pending for lane in self._lanes())
+        return sum(lane.pending for lane in self._router.lanes())
 
     @property
     def held_bytes(self) -> int:
         """Bytes of records that are not in the log yet."""
-        return sum(lane.held_bytes for lane in self._lanes())
+        return sum(lane.held_bytes for lane in self._router.lanes())
 
     # ---- sending ----
 
@@ -295,7 +269,7 @@ class Producer(_native.Sender, Closeable):
             key = _serialized(self._key_serializer, key, "key", topic)
         if self._value_serializer is not None and value is not None:
             value = _serialized(self._value_serializer, value, "value", topic)
-        route = self._route(topic)
+        route = self._router.find(topic)
         if dedupe_id is None:
             delivery = self._put_on(route, value, key, headers, timestamp, partition)
         else:
@@ -306,116 +280,30 @@ class Producer(_native.Sender, Closeable):
             delivery.add_done_callback(callback)
         return delivery
 
-    def _put_on(self, route: _Route, value: Any, key: Any, headers: _Headers, timestamp: Any,
+    def _put_on(self, route: Route, value: Any, key: Any, headers: _Headers, timestamp: Any,
                 partition: int | None) -> Delivery:  # fmt: skip
-        lane = self._lane(route, self._choose(route, key, value, partition))
+        lane = self._router.lane(route, self._router.choose(route, key, value, partition))
         self._look_after()
         if self._held >= self._held_max:
             self._look_at_buffer()
         return cast(Delivery, self._put(lane, value, key, headers, timestamp))
 
     @answering
-    def _put_once(self, dedupe_id: str | bytes, route: _Route, value: Any, key: Any,
+    def _put_once(self, dedupe_id: str | bytes, route: Route, value: Any, key: Any,
                   headers: _Headers, timestamp: Any, partition: int | None,
                   ) -> Delivery:  # fmt: skip
-        try:
-            name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
-        except UnicodeEncodeError:
-            raise ConfigError(f"a dedupe id has to be Unicode text, not {dedupe_id!r}") from None
-        if not isinstance(name, bytes) or not name:
-            raise TypeError(f"a dedupe id is a str or bytes, and not empty: {dedupe_id!r}")
-        windows = DedupeWindows.of(self._store)
-        window = windows.window(route.topic, *self._dedupe)
         owner = None
         if self._client is not None and self._client.current is not None:
             owner = (self._client.name, *self.identity)
-        with window.lock:
-            now = windows.now_ms()
-            known = window.find(name, now, owner)
-            if known is not None:
-                return known
-            marked = [*headers, (HEADER, name)]
-            if timestamp is not None:
-                marked.append((TIME_HEADER, now.to_bytes(8)))
-            number = self._choose(route, key, value, partition)
-            generation = window.generation(number)
-            stamp = windows.time_ms() if timestamp is None else timestamp
-            delivery = self._put_on(route, value, key, marked, stamp, number)
-            window.note(name, delivery, now, generation, owner)
-            return delivery
+        return DedupeWindows.of(self._store).once(
+            route.topic, dedupe_id, *self._dedupe, owner, headers, timestamp,
+            choose=lambda: self._router.choose(route, key, value, partition),
+            put=lambda marked, stamp, to: self._put_on(route, value, key, marked, stamp, to),
+        )  # fmt: skip
 
     def _acknowledge(self, delivery: Delivery) -> None:
         error = delivery.exception(0)
         self._interceptors.on_acknowledgement(None if error else delivery.result(0), error)
-
-    def _route(self, name: str) -> _Route:
-        route = cast("_Route | None", self._routes.get(name))
-        if route is not None:
-            topic = route.topic
-            # Partitions may have been added, and the partitioner exchanged.
-            known = not topic._deleted and max(topic._numbers) + 1 == len(route.lanes)
-            if known and (self._partitioner or route.partitioner is topic.partitioner):
-                return route
-        with self._making:
-            if name in INTERNAL_TOPICS:
-                raise InvalidNameError(f"{name!r} is written by coordinators only")
-            topic = self._store[name]
-            numbers = topic._numbers
-            lanes: list[Lane | None] = [None] * (max(numbers, default=-1) + 1)
-            if route is not None and route.topic is topic:
-                for number, lane in enumerate(route.lanes[: len(lanes)]):
-                    lanes[number] = lane
-            partitioner = self._partitioner or topic.partitioner
-            made = _Route(lanes, topic._dense and type(partitioner) is KeyPartitioner)
-            made.topic = topic
-            made.partitioner = partitioner
-            self._set_route(name, made)
-            return made
-
-    def _choose(self, route: _Route, key: Any, value: Any, partition: int | None) -> int:
-        topic = route.topic
-        if partition is not None:
-            number = partition_number(partition)
-            _ = topic[number]  # raises, and says which there are
-            return number
-        if not route.hashed or key is not None:
-            return topic._choose(key, value, route.partitioner)
-        if route.left <= 0:
-            sticky = cast(KeyPartitioner, route.partitioner)
-            route.current = sticky.move(len(route.lanes))
-            # A batch's worth; with one partition there is nowhere else to go.
-            alone = len(route.lanes) == 1
-            route.left = 1 << 62 if alone else max(sticky.batch_bytes, self._batch_bytes)
-        route.left -= max(1, 0 if value is None else len(value))
-        return route.current
-
-    def _lane(self, route: _Route, number: int) -> Lane:
-        lane = cast("Lane | None", route.lanes[number])
-        if lane is None or lane.partition.closed:
-            with self._making:
-                lane = cast("Lane | None", route.lanes[number])
-                if lane is None or lane.partition.closed:
-                    self._check_usable()
-                    partition = route.topic[number]
-                    lane = Lane(self, partition, **self._lane_settings)
-                    lane.sequence = self._first_sequence(lane)
-                    partition.close_with(lane)
-                    route.lanes[number] = lane
-        return lane
-
-    def _first_sequence(self, lane: Lane) -> int:
-        """Where to go on: 0, unless this producer wrote there before the partition was reopened."""
-        producer_id, epoch = self.identity
-        entry = None if producer_id < 0 else lane.partition.known_producer(producer_id)
-        if entry is None or entry.epoch != epoch:
-            return 0
-        return increment_sequence(entry.last_sequence, 1)
-
-    def _lanes(self) -> Iterator[Lane]:
-        for route in list(self._routes.values()):
-            for lane in list(route.lanes):
-                if lane is not None:
-                    yield lane
 
     # ---- what a lane asks for ----
 
@@ -450,7 +338,9 @@ class Producer(_native.Sender, Closeable):
         """Write when too much is held.  Lanes bound themselves; this bounds many of them."""
         held = self.held_bytes
         if held >= self._buffer_bytes:
-            for lane in sorted(self._lanes(), key=lambda each: each.held_bytes, reverse=True):
+            for lane in sorted(
+                self._router.lanes(), key=lambda each: each.held_bytes, reverse=True
+            ):
                 self._write_blocking(lane)
             held = self.held_bytes
         # `send` comes here again after so many bytes more.
@@ -485,16 +375,9 @@ class Producer(_native.Sender, Closeable):
         """Have the thread look after what is about to be sent."""
         if self._idle:
             with self._making:
-                _busy.add(self)
+                busy.add(self)
                 if self._thread is None:
-                    thread = threading.Thread(
-                        target=_run,
-                        args=(weakref.ref(self, _waking(self._wake)), self._wake, self._linger),
-                        name="logstore producer",
-                        daemon=True,
-                    )
-                    uninterrupted(thread.start)
-                    self._thread = thread
+                    self._thread = start_thread(self, self._wake, self._linger)
                 # First: after an interrupt between these two, the next call does it again.
                 self._wake.set()
                 self._idle = False
@@ -503,7 +386,7 @@ class Producer(_native.Sender, Closeable):
         """One round of the thread; whether anything is left to look after."""
         self._hurried = False
         full = False
-        for lane in self._lanes():
+        for lane in self._router.lanes():
             try:
                 lane.write_out()
             except DiskFullError as error:
@@ -511,20 +394,20 @@ class Producer(_native.Sender, Closeable):
                 self._stuck(lane, error)
         if not full:  # a lane with nothing to write says nothing about the disk
             self._stuck_since = None
-        for lane in self._lanes():
+        for lane in self._router.lanes():
             if self.fsync:
                 lane.sync()
             lane.settle_interrupted()
         self._went_round()
-        if any(lane.unsettled for lane in self._lanes()):
+        if any(lane.unsettled for lane in self._router.lanes()):
             return True
         with self._making:
             self._idle = True
             # Whoever sent before this line is seen here; whoever comes after it, in `send`.
-            if any(lane.unsettled for lane in self._lanes()) or self._hurried:
+            if any(lane.unsettled for lane in self._router.lanes()) or self._hurried:
                 self._idle = False
                 return True
-            _busy.discard(self)
+            busy.discard(self)
             return False
 
     def _went_round(self) -> None:
@@ -583,24 +466,24 @@ class Producer(_native.Sender, Closeable):
         """Write and answer all.  What callbacks send counts if they were called by `deadline`."""
         while True:
             before = self._called()
-            for lane in self._lanes():
+            for lane in self._router.lanes():
                 self._write_blocking(lane)
-            for lane in self._lanes():
+            for lane in self._router.lanes():
                 if self.fsync:
                     lane.sync()
                 else:
                     lane.settle()
-            for lane in self._lanes():
+            for lane in self._router.lanes():
                 lane.callbacks.wait()
             # Other threads may send without end, and are not waited for.
-            if self._called() == before or not any(lane.unsettled for lane in self._lanes()):
+            if self._called() == before or not any(lane.unsettled for lane in self._router.lanes()):
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 break
         self._raise_failures()
 
     def _called(self) -> int:
-        return sum(lane.callbacks.count for lane in self._lanes())
+        return sum(lane.callbacks.count for lane in self._router.lanes())
 
     def _forget_failures(self) -> None:
         """Raise none of the failures since the last flush."""
@@ -654,16 +537,16 @@ class Producer(_native.Sender, Closeable):
         """Take no more, and write what came in since the flush; failures are noted."""
         with self._making:
             self._closed = True  # and no lane is made any more
-        for lane in self._lanes():
+        for lane in self._router.lanes():
             lane._close()  # from here on nothing comes in: whoever is late gets ClosedError
             try:
                 self._blocking(lane.close)
             except Exception as error:  # noqa: BLE001  for the caller
                 self.note_failure(error)
                 lane.fail_unwritten(error)
-        for lane in self._lanes():
+        for lane in self._router.lanes():
             lane.callbacks.wait()
-        _busy.discard(self)
+        busy.discard(self)
         self._wake.set()
 
     def _check_usable(self) -> None:
@@ -685,17 +568,6 @@ def _positive(**settings: float) -> None:
             raise ConfigError(f"{name} must be positive, not {value!r}")
 
 
-def _partitioner_of(given: Partitioner | str | None) -> Partitioner | None:
-    if given is None or callable(given):
-        return given
-    if given not in PARTITIONERS:
-        raise ConfigError(
-            f"no partitioner {given!r}: pass a callable, or one of "
-            f"{', '.join(map(repr, PARTITIONERS))}"
-        )
-    return PARTITIONERS[given]()
-
-
 def _serialized(serialize: Serializer, given: Any, part: str, topic: str) -> bytes | None:
     try:
         made: object = serialize(given)
@@ -705,34 +577,3 @@ def _serialized(serialize: Serializer, given: Any, part: str, topic: str) -> byt
         wrong = TypeError(f"the serializer returned {type(made).__name__}, not bytes")
         raise SerializationError(wrong, part=part, topic=topic, data=given)
     return made
-
-
-def _run(producer: weakref.ref[Producer], wake: Wake, linger: float) -> None:
-    """The thread: every `linger` seconds while something is on its way, then asleep."""
-    busy = False
-    while True:
-        woken = wake.wait(linger if busy else None)
-        held = producer()
-        if held is None or held._closed:
-            return
-        if woken and not busy and not held._hurried:
-            busy = True  # the first record waits for others, too
-        else:
-            busy = held._go_round()
-        del held
-
-
-def _waking(wake: Wake) -> Callable[[object], None]:
-    """Lets the thread end when its producer is gone."""
-    return lambda _: wake.set()
-
-
-def _flush_at_exit() -> None:
-    """Interpreter exit: what was sent and not closed is still written."""
-    for producer in list(_busy):
-        if producer._generation == _native.fork_generation() and not producer._closed:
-            with contextlib.suppress(Exception):
-                producer._flush(time.monotonic() + producer._max_block)
-
-
-atexit.register(_flush_at_exit)

@@ -22,6 +22,7 @@ from logstore.coordinators.offset_book import OffsetBook, as_committed
 from logstore.coordinators.transaction_coordinator import Transactions
 from logstore.errors import FencedError, TransactionAbortedError, TransactionStateError
 from logstore.producer.lane import Lane
+from logstore.producer.routing import Router
 from logstore.producer.transaction import Sends, Transaction
 from logstore.store.store import Store
 
@@ -34,13 +35,13 @@ class TransactionalProducer(Sends, Protocol):
     """What a TransactionClient needs of its producer."""
 
     identity: tuple[int, int]
+    _router: Router
     _quick: bool  # whether `send` may put bytes straight into a batch
 
     @property
     def fsync(self) -> bool: ...
     def _check_usable(self) -> None: ...
     def _takes_bytes(self) -> bool: ...
-    def _lanes(self) -> Iterator[Lane]: ...
     def _write_blocking(self, lane: Lane, /) -> None: ...
     def _blocking(self, act: Callable[[], T], /) -> T: ...
     def _raise_failures(self) -> None: ...
@@ -85,7 +86,7 @@ class TransactionClient:
             with self._noticing_fences():
                 self._renew()
         self._producer._forget_failures()
-        for lane in self._producer._lanes():
+        for lane in self._producer._router.lanes():
             lane.begin()
         made = Transaction(self, self._producer)
         quick = self._producer._takes_bytes()
@@ -98,7 +99,7 @@ class TransactionClient:
         if (
             transaction.entered
             or transaction.enlisted
-            or any(lane.unsettled for lane in self._producer._lanes())
+            or any(lane.unsettled for lane in self._producer._router.lanes())
         ):
             raise TransactionStateError("a transaction is open: commit or abort it first")
         transaction.end("replaced by another before it was used")
@@ -132,7 +133,7 @@ class TransactionClient:
         self._producer._quick = False
         try:
             with self._noticing_fences():
-                lanes = [lane for lane in self._producer._lanes() if lane.unsettled]
+                lanes = [lane for lane in self._producer._router.lanes() if lane.unsettled]
                 self._enlist(transaction, {(lane.topic, lane.number) for lane in lanes})
                 for lane in lanes:
                     self._producer._write_blocking(lane)
@@ -149,7 +150,7 @@ class TransactionClient:
         if not transaction.enlisted:
             return  # nothing was sent
         if self._producer.fsync:
-            for lane in self._producer._lanes():
+            for lane in self._producer._router.lanes():
                 if (lane.topic, lane.number) in transaction.enlisted:
                     lane.make_durable()
         try:
@@ -230,7 +231,7 @@ class TransactionClient:
             raise TransactionStateError("the transaction is over")
 
     def _drop_unwritten(self, error: BaseException) -> None:
-        for lane in self._producer._lanes():
+        for lane in self._producer._router.lanes():
             lane.fail_unwritten(error)
 
     def abandon(self, error: BaseException) -> None:

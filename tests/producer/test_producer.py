@@ -292,7 +292,7 @@ def test_what_close_cannot_write_it_raises(store: Store, monkeypatch: Any) -> No
     real = Producer._close_now
 
     def late(self: Producer) -> None:  # as another thread, after the flush
-        self._put(self._lane(self._routes["orders"], 0), b"2", None, (), None)
+        self._put(self._router.lane(self._routes["orders"], 0), b"2", None, (), None)
         monkeypatch.setattr(AppendableLog, "write_produced", full)
         real(self)
 

@@ -1,0 +1,164 @@
+"""Router: from a topic and a key to the lane of a partition.
+
+The routes themselves are a dict of the producer's C half, which uses them in `send` without a call
+of Python.  Router makes them, and makes them again when the topic has changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+from logstore import _native
+from logstore.config import ConfigError
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS
+from logstore.errors import InvalidNameError
+from logstore.format.batch import increment_sequence
+from logstore.partitioner import (
+    KeyPartitioner,
+    Partitioner,
+    RandomPartitioner,
+    RoundRobinPartitioner,
+)
+from logstore.producer.lane import Lane, LaneOwner
+from logstore.store.store import Store
+from logstore.store.topic import Topic, partition_number
+
+__all__ = ["Route", "Router", "partitioner_of"]
+
+PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
+    "default": KeyPartitioner,
+    "round_robin": RoundRobinPartitioner,
+    "random": RandomPartitioner,
+}
+
+
+class Route(_native.Route):
+    """A topic, its lanes, and what chooses among them."""
+
+    topic: Topic
+    partitioner: Partitioner
+
+
+class RoutedProducer(LaneOwner, Protocol):
+    """What a Router needs of its producer."""
+
+    _making: threading.RLock  # held while a route or a lane is made
+
+    @property
+    def _routes(self) -> dict[str, Any]: ...
+    def _set_route(self, topic: str, route: _native.Route, /) -> None: ...
+    def _check_usable(self) -> None: ...
+
+
+class Router:
+    """The routes and lanes of one producer.  Threads may share it."""
+
+    def __init__(
+        self,
+        producer: RoutedProducer,
+        store: Store,
+        partitioner: Partitioner | None,
+        *,
+        batch_bytes: int,
+        compression: str | None,
+        compression_level: int | None,
+    ) -> None:
+        self._producer = producer
+        self._store = store
+        self._partitioner = partitioner
+        self._batch_bytes = batch_bytes
+        self._compression = compression
+        self._compression_level = compression_level
+
+    def find(self, name: str) -> Route:
+        """Return the route to a topic; make one if the topic has changed."""
+        route = cast("Route | None", self._producer._routes.get(name))
+        if route is not None:
+            topic = route.topic
+            # Partitions may have been added, and the partitioner exchanged.
+            known = not topic._deleted and max(topic._numbers) + 1 == len(route.lanes)
+            if known and (self._partitioner or route.partitioner is topic.partitioner):
+                return route
+        with self._producer._making:
+            if name in INTERNAL_TOPICS:
+                raise InvalidNameError(f"{name!r} is written by coordinators only")
+            topic = self._store[name]
+            numbers = topic._numbers
+            lanes: list[Lane | None] = [None] * (max(numbers, default=-1) + 1)
+            if route is not None and route.topic is topic:
+                for number, lane in enumerate(route.lanes[: len(lanes)]):
+                    lanes[number] = lane
+            partitioner = self._partitioner or topic.partitioner
+            made = Route(lanes, topic._dense and type(partitioner) is KeyPartitioner)
+            made.topic = topic
+            made.partitioner = partitioner
+            self._producer._set_route(name, made)
+            return made
+
+    def choose(self, route: Route, key: Any, value: Any, partition: int | None) -> int:
+        """Return the number of the partition for a record."""
+        topic = route.topic
+        if partition is not None:
+            number = partition_number(partition)
+            _ = topic[number]  # raises, and says which there are
+            return number
+        if not route.hashed or key is not None:
+            return topic._choose(key, value, route.partitioner)
+        if route.left <= 0:
+            sticky = cast(KeyPartitioner, route.partitioner)
+            route.current = sticky.move(len(route.lanes))
+            # A batch's worth; with one partition there is nowhere else to go.
+            alone = len(route.lanes) == 1
+            route.left = 1 << 62 if alone else max(sticky.batch_bytes, self._batch_bytes)
+        route.left -= max(1, 0 if value is None else len(value))
+        return route.current
+
+    def lane(self, route: Route, number: int) -> Lane:
+        """Return the lane to a partition; make one if there is none, or it was reopened."""
+        lane = cast("Lane | None", route.lanes[number])
+        if lane is None or lane.partition.closed:
+            with self._producer._making:
+                lane = cast("Lane | None", route.lanes[number])
+                if lane is None or lane.partition.closed:
+                    self._producer._check_usable()
+                    partition = route.topic[number]
+                    lane = Lane(
+                        self._producer,
+                        partition,
+                        batch_bytes=self._batch_bytes,
+                        compression=self._compression,
+                        compression_level=self._compression_level,
+                    )
+                    lane.sequence = self._first_sequence(lane)
+                    partition.close_with(lane)
+                    route.lanes[number] = lane
+        return lane
+
+    def _first_sequence(self, lane: Lane) -> int:
+        """Where to go on: 0, unless this producer wrote there before the partition was reopened."""
+        producer_id, epoch = self._producer.identity
+        entry = None if producer_id < 0 else lane.partition.known_producer(producer_id)
+        if entry is None or entry.epoch != epoch:
+            return 0
+        return increment_sequence(entry.last_sequence, 1)
+
+    def lanes(self) -> Iterator[Lane]:
+        """All lanes that were made."""
+        for route in list(self._producer._routes.values()):
+            for lane in list(route.lanes):
+                if lane is not None:
+                    yield lane
+
+
+def partitioner_of(given: Partitioner | str | None) -> Partitioner | None:
+    """Return the partitioner that a setting means; None: the topic's own."""
+    if given is None or callable(given):
+        return given
+    if given not in PARTITIONERS:
+        raise ConfigError(
+            f"no partitioner {given!r}: pass a callable, or one of "
+            f"{', '.join(map(repr, PARTITIONERS))}"
+        )
+    return PARTITIONERS[given]()

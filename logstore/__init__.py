@@ -93,11 +93,8 @@ _PUBLIC = {
         "GroupMember",
     ),
     "consumer.async_consumer": ("AsyncConsumer",),
-    "consumer.consumer": (
-        "ConsumedRecord",
-        "Consumer",
-        "ReceivedRecord",
-    ),
+    "consumer.consumer": ("Consumer",),
+    "consumer.received": ("ConsumedRecord", "ReceivedRecord"),
     "coordinators.group_admin": (
         "GroupDescription",
         "GroupMemberDescription",

@@ -37,12 +37,12 @@ from logstore.consumer.async_consumer import (
     AsyncConsumer as AsyncConsumer,
 )
 from logstore.consumer.consumer import (
-    ConsumedRecord as ConsumedRecord,
-)
-from logstore.consumer.consumer import (
     Consumer as Consumer,
 )
-from logstore.consumer.consumer import (
+from logstore.consumer.received import (
+    ConsumedRecord as ConsumedRecord,
+)
+from logstore.consumer.received import (
     ReceivedRecord as ReceivedRecord,
 )
 from logstore.coordinators.group_admin import (

@@ -15,7 +15,9 @@ from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from logstore.consumer.consumer import Consumer, ReceivedRecord, Topics
+from logstore.consumer.consumer import Consumer
+from logstore.consumer.rebalancing import Topics
+from logstore.consumer.received import ReceivedRecord
 from logstore.coordinators.lag import Lag
 from logstore.coordinators.offset_book import Offsets
 from logstore.coordinators.offset_records import CommittedOffset, TopicPartition
@@ -72,7 +74,7 @@ class AsyncConsumer:
                 for record in run:
                     yield record
             finally:
-                consumer._settle()
+                consumer._positions.settle()
             await asyncio.sleep(0)  # others have their turn, however much there is to read
 
     # ---- committing ----

@@ -500,7 +500,7 @@ def test_auto_commit_in_a_loop_commits_what_was_processed(filled: Store) -> None
         seen = 0
         for record in consumer:
             seen += 1
-            consumer._interrupt()  # as the timer does
+            consumer._fetcher.interrupt()  # as the timer does
             before = groups.committed("g").get(T0)
             assert (before.offset if before else 0) == record.offset
         assert seen == 10

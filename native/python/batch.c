@@ -1,6 +1,12 @@
 /* Functions over one record batch in memory. */
 #include "module.h"
 
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleaner.h"
+#include "codec_call.h"
+
 /* check_records(batch, payload) -> (least timestamp, greatest timestamp, records without a key)
  *
  * Walks the records of a batch that came from outside: `batch` is its bytes, `payload` what follows
@@ -64,8 +70,129 @@ done:
     return result;
 }
 
+static void cannot_cut(ls_module *module, ls_status status)
+{
+    if (status.code == LS_E_CORRUPT) { /* of bytes in memory: there is no place to name */
+        PyErr_Format(PyExc_ValueError, "the batch cannot be cut: %s", status.reason);
+    } else {
+        ls_raise(module, status, NULL, -1, -1);
+    }
+}
+
+/* batch_below(batch, end_offset, decompress, compress, payload_max) -> bytes
+ *
+ * The batch without its records at and above `end_offset`, which is where it ends then; empty when
+ * no record is left.  The batch was verified by whoever read it. */
+static PyObject *native_batch_below(PyObject *self, PyObject *args)
+{
+    Py_buffer raw;
+    long long end_offset, payload_max;
+    PyObject *decompress, *compress;
+    if (!PyArg_ParseTuple(args, "y*LOOL:batch_below", &raw, &end_offset, &decompress, &compress,
+                          &payload_max)) {
+        return NULL;
+    }
+    ls_module *module = PyModule_GetState(self);
+    const uint8_t *data = raw.buf;
+    ls_batch batch = {0};
+    PyObject *result = NULL, *unpacked = NULL;
+    ls_bytes out = {0}, keep = {0};
+    ls_status status = ls_fail(LS_E_CORRUPT, 0, "an incomplete batch header");
+    if (raw.len >= LS_BATCH_HEADER_BYTES) {
+        status = ls_batch_parse(data, (size_t)raw.len, &batch);
+    }
+    if (status.code == LS_OK && (batch.size != raw.len || end_offset <= batch.base_offset)) {
+        status = ls_fail(LS_E_CORRUPT, 0, "not a batch that holds this offset");
+    }
+    if (status.code == LS_OK && ls_batch_codec(&batch) > LS_CODEC_MAX) {
+        status = ls_fail(LS_E_CODEC, 0, "unknown compression");
+    }
+    if (status.code != LS_OK) {
+        cannot_cut(module, status);
+        goto done;
+    }
+    if (end_offset > batch.last_offset) {
+        result = PyBytes_FromStringAndSize((const char *)data, raw.len);
+        goto done;
+    }
+    const uint8_t *payload = data + LS_BATCH_HEADER_BYTES;
+    size_t size = (size_t)raw.len - LS_BATCH_HEADER_BYTES;
+    unsigned codec = ls_batch_codec(&batch);
+    if (codec != LS_CODEC_NONE && batch.record_count > 0) {
+        unpacked = ls_codec_call(decompress, codec, payload, size, payload_max);
+        if (unpacked == NULL) {
+            goto done;
+        }
+        payload = (const uint8_t *)PyBytes_AS_STRING(unpacked);
+        size = (size_t)PyBytes_GET_SIZE(unpacked);
+    }
+    ls_records records;
+    ls_record record;
+    ls_code code;
+    int32_t kept = 0;
+    if (!ls_batch_count_fits(&batch, size)) {
+        cannot_cut(module, ls_fail(LS_E_CORRUPT, 0, ls_too_many_records));
+        goto done;
+    }
+    keep.data = calloc((size_t)batch.record_count + 1, 1);
+    if (keep.data == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    ls_records_open(&records, &batch, payload, size);
+    for (int32_t i = 0; (code = ls_records_next(&records, &record)) == LS_OK; i++) {
+        keep.data[i] = record.offset < end_offset;
+        kept += keep.data[i];
+    }
+    if (code != LS_END) {
+        cannot_cut(module, ls_fail(code, 0, records.reason));
+        goto done;
+    }
+    if (kept > 0) {
+        code = ls_batch_keep(&out, data, &batch, payload, size, keep.data, end_offset - 1,
+                             batch.attributes & LS_ATTR_DELETE_HORIZON ? batch.base_timestamp
+                                                                       : LS_NO_HORIZON);
+        if (code == LS_OK && codec != LS_CODEC_NONE) {
+            PyObject *packed = ls_codec_call(compress, codec, out.data + LS_BATCH_HEADER_BYTES,
+                                             out.size - LS_BATCH_HEADER_BYTES, -1);
+            if (packed == NULL) {
+                goto done;
+            }
+            size_t whole = LS_BATCH_HEADER_BYTES + (size_t)PyBytes_GET_SIZE(packed);
+            uint8_t *larger = whole > out.capacity ? realloc(out.data, whole) : out.data;
+            if (larger != NULL) {
+                out.data = larger;
+                out.capacity = whole > out.capacity ? whole : out.capacity;
+                memcpy(out.data + LS_BATCH_HEADER_BYTES, PyBytes_AS_STRING(packed),
+                       whole - LS_BATCH_HEADER_BYTES);
+                out.size = whole;
+            } else {
+                code = LS_E_NO_MEMORY;
+            }
+            Py_DECREF(packed);
+        }
+        if (code == LS_OK) {
+            code = ls_batch_seal(&out, 0);
+        }
+        if (code != LS_OK) {
+            cannot_cut(module, ls_fail(code, 0, "it would be too large"));
+            goto done;
+        }
+    }
+    result = PyBytes_FromStringAndSize((const char *)out.data, (Py_ssize_t)out.size);
+done:
+    Py_XDECREF(unpacked);
+    ls_bytes_free(&out);
+    ls_bytes_free(&keep);
+    PyBuffer_Release(&raw);
+    return result;
+}
+
 PyMethodDef ls_batch_functions[] = {
     {"check_records", native_check_records, METH_VARARGS,
      PyDoc_STR("check_records(batch, payload) -> (least time, greatest time, records without key)")},
+    {"batch_below", native_batch_below, METH_VARARGS,
+     PyDoc_STR("batch_below(batch, end_offset, decompress, compress, payload_max) -> bytes: the "
+               "batch without its records at and above end_offset")},
     {NULL, NULL, 0, NULL},
 };

@@ -318,7 +318,6 @@ static int module_exec(PyObject *self)
         PyModule_AddFunctions(self, ls_recovery_functions) < 0 ||
         PyModule_AddFunctions(self, ls_batch_functions) < 0 ||
         PyModule_AddFunctions(self, ls_index_functions) < 0 ||
-        PyModule_AddFunctions(self, ls_cleaner_functions) < 0 ||
         PyModule_AddFunctions(self, ls_filesystem_functions) < 0 ||
         PyModule_AddFunctions(self, ls_watch_functions) < 0) {
         return -1;

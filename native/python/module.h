@@ -187,7 +187,6 @@ extern PyType_Spec ls_sender_spec;
 extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_batch_functions[];
 extern PyMethodDef ls_index_functions[];
-extern PyMethodDef ls_cleaner_functions[];
 extern PyMethodDef ls_filesystem_functions[];
 extern PyMethodDef ls_watch_functions[];
 

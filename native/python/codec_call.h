@@ -1,0 +1,13 @@
+/* The call of a codec, which is a Python function. */
+#ifndef LS_CODEC_CALL_H
+#define LS_CODEC_CALL_H
+
+#include "module.h"
+
+/* Calls a codec on the bytes at `data`, which must not change meanwhile.  `limit` bounds what
+ * decompression may return; -1 for compression.  Return a new reference to bytes, or NULL with what
+ * the codec raised. */
+PyObject *ls_codec_call(PyObject *callable, unsigned codec, const uint8_t *data, size_t size,
+                        int64_t limit);
+
+#endif

@@ -7,6 +7,7 @@
  * When the arena is full the subclass's _hand_over() is called; it takes the arena away with
  * take(), which is atomic under the GIL, so other threads may go on appending meanwhile.
  */
+#include "codec_call.h"
 #include "memory.h"
 #include "module.h"
 
@@ -587,22 +588,15 @@ done:
 /* The records of one sealed batch by the codec's Python function.  False: raised. */
 static bool put_compressed(BuilderObject *self, ls_builder *packed, const uint8_t *batch, size_t size)
 {
-    PyObject *view = PyMemoryView_FromMemory((char *)(uintptr_t)batch + LS_BATCH_HEADER_BYTES,
-                                             (Py_ssize_t)(size - LS_BATCH_HEADER_BYTES), PyBUF_READ);
-    PyObject *bytes =
-        view == NULL ? NULL : PyObject_CallFunction(self->compress, "iO", (int)self->codec, view);
-    Py_XDECREF(view);
-    bool ok = false;
+    PyObject *bytes = ls_codec_call(self->compress, self->codec, batch + LS_BATCH_HEADER_BYTES,
+                                    size - LS_BATCH_HEADER_BYTES, -1);
     if (bytes == NULL) {
         return false;
     }
-    if (!PyBytes_Check(bytes)) {
-        PyErr_SetString(PyExc_TypeError, "compress must return bytes");
-    } else if (ls_builder_put_batch(packed, batch, (const uint8_t *)PyBytes_AS_STRING(bytes),
-                                    (size_t)PyBytes_GET_SIZE(bytes)) != LS_OK) {
+    bool ok = ls_builder_put_batch(packed, batch, (const uint8_t *)PyBytes_AS_STRING(bytes),
+                                   (size_t)PyBytes_GET_SIZE(bytes)) == LS_OK;
+    if (!ok) {
         PyErr_NoMemory();
-    } else {
-        ok = true;
     }
     Py_DECREF(bytes);
     return ok;

@@ -14,8 +14,45 @@ PyObject *ls_codec_call(PyObject *callable, unsigned codec, const uint8_t *data,
     Py_DECREF(view);
     if (bytes != NULL && !PyBytes_Check(bytes)) {
         Py_DECREF(bytes);
-        PyErr_SetString(PyExc_TypeError, "a codec must return bytes");
+        PyErr_SetString(PyExc_TypeError,
+                        limit < 0 ? "compress must return bytes" : "decompress must return bytes");
         return NULL;
     }
     return bytes;
+}
+
+/* Sets `cause`, which may be NULL, on the exception that is set. */
+static void set_cause(PyObject *cause)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (error != NULL) {
+        PyException_SetCause(error, Py_XNewRef(cause));
+    }
+    PyErr_Restore(type, error, traceback);
+}
+
+void ls_codec_raise_corrupt(ls_module *module, const char *reason, PyObject *path, int64_t position,
+                            int64_t start, int64_t end)
+{
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) ||
+        PyErr_ExceptionMatches(module->unsupported_error)) {
+        return;                        /* a codec that is not installed is no damage */
+    }
+    PyObject *type, *cause, *traceback, *text = NULL;
+    PyErr_Fetch(&type, &cause, &traceback);
+    PyErr_NormalizeException(&type, &cause, &traceback);
+    if (reason == NULL) {
+        text = PyObject_Str(cause);
+        reason = text == NULL ? NULL : PyUnicode_AsUTF8(text);
+    }
+    if (reason != NULL) {
+        ls_raise(module, ls_fail(LS_E_CORRUPT, position, reason), path, start, end);
+        set_cause(cause);
+    }
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(cause);
+    Py_XDECREF(traceback);
 }

@@ -6,6 +6,7 @@
  */
 #include "module.h"
 
+#include "codec_call.h"
 #include "scan.h"
 
 bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, int64_t offset,
@@ -44,9 +45,6 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
     }
     return true;
 }
-
-/* What lies in the window already is dealt with sooner than the GIL is handed over and back. */
-enum { KEPT_BYTES = 2048 };
 
 /* The batch at `found`, verified; or as much of it as is `known` to be needed of a sound one. */
 static ls_status load(ls_window *window, int64_t found, int64_t known, int64_t limit,
@@ -118,7 +116,7 @@ PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t c
         known = part_of(&batch, offset);
     }
     int64_t need = known >= 0 ? known : batch.size;
-    if (status.code == LS_OK && need <= KEPT_BYTES && ls_window_holds(window, found, (size_t)need)) {
+    if (status.code == LS_OK && need <= LS_GIL_BYTES && ls_window_holds(window, found, (size_t)need)) {
         status = load(window, found, known, limit, &batch, &data);
     } else if (status.code == LS_OK) {
         Py_BEGIN_ALLOW_THREADS         /* as above */
@@ -151,15 +149,8 @@ PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t c
         goto done;
     }
     if (codec != LS_CODEC_NONE) {
-        PyObject *view =
-            PyMemoryView_FromMemory((char *)(uintptr_t)payload, (Py_ssize_t)size, PyBUF_READ);
-        bytes = view == NULL ? NULL
-                             : PyObject_CallFunction(args[6], "IOL", codec, view, payload_max);
-        Py_XDECREF(view);
-        if (bytes == NULL || !PyBytes_Check(bytes)) {
-            if (bytes != NULL) {
-                PyErr_SetString(PyExc_TypeError, "decompress must return bytes");
-            }
+        bytes = ls_codec_call(args[6], codec, payload, size, payload_max);
+        if (bytes == NULL) {
             goto done;
         }
         payload = (const uint8_t *)PyBytes_AS_STRING(bytes);

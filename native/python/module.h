@@ -55,6 +55,10 @@ typedef struct {
     int spare_count;
 } ls_module;
 
+/* Work on fewer bytes than this, in memory or the page cache, is done sooner than the GIL is handed
+ * over and back; hashlib draws the line at the same size. */
+enum { LS_GIL_BYTES = 2048 };
+
 /* Gives back the memory that is kept for Deliveries. */
 void ls_deliveries_free(ls_module *module);
 

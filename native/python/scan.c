@@ -10,6 +10,7 @@
 #include "module.h"
 
 #include "ahead.h"
+#include "codec_call.h"
 #include "memory.h"
 #include "run.h"
 #include "scan.h"
@@ -360,21 +361,11 @@ static bool unpack(SegmentScanObject *self, const uint8_t *data)
         payload = self->content;
         size = (size_t)made;
     } else if (codec != LS_CODEC_NONE && self->batch.record_count > 0) {
-        PyObject *view =
-            PyMemoryView_FromMemory((char *)(uintptr_t)payload, (Py_ssize_t)size, PyBUF_READ);
-        if (view == NULL) {
-            return false;
-        }
         /* `busy` keeps the window still while Python code runs. */
-        PyObject *bytes = PyObject_CallFunction(self->decompress, "IOL", codec, view,
-                                                (long long)self->payload_max);
-        Py_DECREF(view);
+        PyObject *bytes = ls_codec_call(self->decompress, codec, payload, size, self->payload_max);
         if (bytes == NULL) {
-            return false;
-        }
-        if (!PyBytes_Check(bytes)) {
-            Py_DECREF(bytes);
-            PyErr_SetString(PyExc_TypeError, "decompress must return bytes");
+            ls_codec_raise_corrupt(self->module, NULL, self->file->path, self->position,
+                                   self->batch.base_offset, self->batch.last_offset + 1);
             return false;
         }
         self->payload = bytes;
@@ -385,39 +376,6 @@ static bool unpack(SegmentScanObject *self, const uint8_t *data)
     self->run_at = self->run.rows = 0;
     self->has_batch = true;
     return true;
-}
-
-/* A codec's complaint about a batch with a right checksum: damage too, told with its place. */
-static bool unreadable_payload(SegmentScanObject *self)
-{
-    PyObject *type, *error, *traceback;
-    if (!PyErr_ExceptionMatches(PyExc_ValueError) ||
-        PyErr_ExceptionMatches(self->module->unsupported_error)) {
-        return false;                  /* a codec that is not installed is no damage */
-    }
-    PyErr_Fetch(&type, &error, &traceback);
-    PyErr_NormalizeException(&type, &error, &traceback);
-    PyObject *text = PyObject_Str(error);
-    PyObject *arguments = text == NULL ? NULL : PyTuple_Pack(1, text);
-    PyObject *names = Py_BuildValue("{s:O,s:L,s:L,s:L}", "path", self->file->path, "position",
-                                    (long long)self->position, "start_offset",
-                                    (long long)self->batch.base_offset, "end_offset",
-                                    (long long)self->batch.last_offset + 1);
-    PyObject *corrupt = arguments == NULL || names == NULL
-                            ? NULL
-                            : PyObject_Call(self->module->corrupt_error, arguments, names);
-    if (corrupt != NULL) {
-        PyException_SetCause(corrupt, Py_XNewRef(error));
-        PyErr_SetObject(self->module->corrupt_error, corrupt);
-        Py_DECREF(corrupt);
-    }
-    Py_XDECREF(text);
-    Py_XDECREF(arguments);
-    Py_XDECREF(names);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(traceback);
-    return false;
 }
 
 /* With skip, a batch that cannot be decoded is passed over whole. */
@@ -438,10 +396,7 @@ static bool pass_over(SegmentScanObject *self)
     return ok;
 }
 
-/* Small batches that lie in the window are verified without giving the GIL away: that costs less
- * than the hand-over (hashlib draws the line at the same size). */
-enum { GIL_BYTES = 2048 };
-
+/* Small batches that lie in the window are verified with the GIL held: see LS_GIL_BYTES. */
 static ls_status load_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
 {
     ls_status status;
@@ -458,12 +413,12 @@ static ls_status load_batch(SegmentScanObject *self, int64_t limit, const uint8_
         }
         stop_ahead(self);
     }
-    if (ls_window_holds(&self->window, self->position, GIL_BYTES) && limit - self->position > 61) {
+    if (ls_window_holds(&self->window, self->position, LS_GIL_BYTES) && limit - self->position > 61) {
         status = ls_window_header(&self->window, self->position, limit, &self->batch);
         if (status.code != LS_OK) {
             return status;
         }
-        if (self->batch.size <= GIL_BYTES) {
+        if (self->batch.size <= LS_GIL_BYTES) {
             return ls_window_batch(&self->window, self->position, limit, &self->batch, data);
         }
     }
@@ -599,7 +554,6 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
         bool wanted = self->batch.last_offset >= self->start && !is_aborted(self) &&
                       (raw || self->batch.record_count > 0);
         if (wanted && !raw && !unpack(self, *data)) {
-            unreadable_payload(self);
             if (!pass_over(self)) {
                 return BATCH_RAISED;
             }

@@ -141,9 +141,6 @@ static PyObject *raise_failed_write(SegmentWriterObject *self, ls_status status,
     return NULL;
 }
 
-/* A small write is a copy into the page cache, shorter than handing the GIL over and back. */
-enum { GIL_BYTES = 2048 };
-
 static ls_status write_arena(SegmentWriterObject *self, ls_builder *arena, long epoch,
                              int64_t append_time, int64_t position)
 {
@@ -193,7 +190,7 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     }
     int64_t position = atomic_load_explicit(&self->file->end, memory_order_relaxed);
     ls_status status;
-    if (arena->size < GIL_BYTES) {
+    if (arena->size < LS_GIL_BYTES) {  /* a small write is a copy into the page cache */
         status = write_arena(self, arena, epoch, append_time, position);
     } else {
         Py_BEGIN_ALLOW_THREADS         /* pinned; the caller's lock guards builder and writer */

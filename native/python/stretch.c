@@ -75,24 +75,9 @@ PyObject *ls_stretch_unpack(ls_stretch *stretch, ls_module *module, PyObject *de
     PyObject *bytes = ls_codec_call(decompress, ls_batch_codec(&stretch->batch),
                                     stretch->data + LS_BATCH_HEADER_BYTES,
                                     (size_t)stretch->batch.size - LS_BATCH_HEADER_BYTES, most);
-    if (bytes != NULL || !PyErr_ExceptionMatches(PyExc_ValueError) ||
-        PyErr_ExceptionMatches(module->unsupported_error)) {
-        return bytes;
+    if (bytes == NULL) {
+        ls_codec_raise_corrupt(module, "its records cannot be unpacked", stretch->file->path,
+                               stretch->position, stretch->expected, stretch->offset_max + 1);
     }
-    PyObject *type, *cause, *traceback;
-    PyErr_Fetch(&type, &cause, &traceback);
-    PyErr_NormalizeException(&type, &cause, &traceback);
-    ls_stretch_raise(stretch, module,
-                     ls_fail(LS_E_CORRUPT, stretch->position, "its records cannot be unpacked"));
-    PyObject *type_now, *error, *traceback_now;
-    PyErr_Fetch(&type_now, &error, &traceback_now);
-    PyErr_NormalizeException(&type_now, &error, &traceback_now);
-    if (error != NULL) {
-        PyException_SetCause(error, Py_XNewRef(cause));
-    }
-    PyErr_Restore(type_now, error, traceback_now);
-    Py_XDECREF(type);
-    Py_XDECREF(cause);
-    Py_XDECREF(traceback);
-    return NULL;
+    return bytes;
 }

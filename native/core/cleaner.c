@@ -538,53 +538,100 @@ static ls_code reserve_verdicts(ls_cleaner *cleaner, const ls_batch *batch, size
     return reserve(&cleaner->keep, (size_t)batch->record_count) ? LS_OK : LS_E_NO_MEMORY;
 }
 
+/* What its transaction means for a batch: *discard, all of it goes; *useless_marker, its marker
+ * goes when its horizon has passed. */
+static ls_code judge_transaction(ls_cleaner *cleaner, const ls_batch *batch, const uint8_t *payload,
+                                 size_t size, bool horizon_passed, bool *discard,
+                                 bool *useless_marker)
+{
+    ls_transactions *transactions = cleaner->rules.transactions;
+    ls_code code = LS_OK;
+    *discard = *useless_marker = false;
+    if (transactions != NULL && (batch->attributes & LS_ATTR_CONTROL)) {
+        const ls_aborted *kept;
+        code = ls_transactions_marker(transactions, batch, payload, size, useless_marker, &kept);
+        if (code == LS_OK && kept != NULL) {
+            code = put_aborted(&cleaner->aborted, kept);
+        }
+        *discard = *useless_marker && horizon_passed;
+        cleaner->counts.markers += *discard ? batch->record_count : 0;
+    } else if (transactions != NULL) {
+        code = ls_transactions_data(transactions, batch, discard);
+        cleaner->counts.aborted += *discard ? batch->record_count : 0;
+    }
+    return code;
+}
+
+/* A verdict for each record of a data batch, in cleaner->keep. */
+static ls_code judge_records(ls_cleaner *cleaner, const ls_batch *batch, const uint8_t *payload,
+                             size_t size, bool horizon_passed, verdicts *result,
+                             const char **reason)
+{
+    ls_code code = reserve_verdicts(cleaner, batch, size, reason);
+    if (code != LS_OK) {
+        return code;
+    }
+    ls_records records;
+    ls_records_open(&records, batch, payload, size);
+    code = cleaner->rules.map != NULL
+               ? judge_compaction(cleaner, &records, horizon_passed, result)
+               : judge_purge(cleaner, &records, result);
+    if (code != LS_OK) {
+        *reason = records.reason;
+    }
+    return code;
+}
+
+/* Adds a batch of the records that stay; all of them do in a control batch. */
+static ls_code put_rewritten(ls_cleaner *cleaner, const uint8_t *data, const ls_batch *batch,
+                             const uint8_t *payload, size_t size, int64_t horizon, bool *pack,
+                             size_t *at, const char **reason)
+{
+    if (batch->attributes & LS_ATTR_CONTROL) {
+        ls_code code = reserve_verdicts(cleaner, batch, size, reason);
+        if (code != LS_OK) {
+            return code;
+        }
+        memset(cleaner->keep.data, 1, (size_t)batch->record_count);
+    }
+    *at = cleaner->out.size;
+    ls_code code = ls_batch_keep(&cleaner->out, data, batch, payload, size, cleaner->keep.data,
+                                 batch->last_offset, horizon);
+    if (code != LS_OK) {
+        *reason = "a control record cannot be read";
+        return code;
+    }
+    cleaner->counts.batches_rewritten++;
+    if (ls_batch_codec(batch) != LS_CODEC_NONE) {
+        *pack = true;
+        return LS_OK;
+    }
+    code = ls_batch_seal(&cleaner->out, *at);
+    return code == LS_OK ? note_written(cleaner, *at) : code;
+}
+
 ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batch *batch,
                          const uint8_t *payload, size_t size, bool *pack, size_t *at,
                          const char **reason)
 {
     const ls_clean_rules *rules = &cleaner->rules;
-    ls_clean_counts *counts = &cleaner->counts;
-    const bool control = (batch->attributes & LS_ATTR_CONTROL) != 0;
     int64_t horizon = horizon_of(batch);
     const bool horizon_passed = horizon != LS_NO_HORIZON && horizon <= rules->now_ms;
-    bool discard = false, useless_marker = false;
-    ls_code code = LS_OK;
     *pack = false;
-    counts->records_read += batch->record_count;
-    counts->bytes_read += batch->size;
-    counts->batches_read++;
-    if (rules->transactions != NULL && control) {
-        const ls_aborted *kept;
-        code = ls_transactions_marker(rules->transactions, batch, payload, size, &useless_marker,
-                                      &kept);
-        if (code == LS_OK && kept != NULL) {
-            code = put_aborted(&cleaner->aborted, kept);
-        }
-        discard = useless_marker && horizon_passed;
-        counts->markers += discard ? batch->record_count : 0;
-    } else if (rules->transactions != NULL) {
-        code = ls_transactions_data(rules->transactions, batch, &discard);
-        counts->aborted += discard ? batch->record_count : 0;
+    cleaner->counts.records_read += batch->record_count;
+    cleaner->counts.bytes_read += batch->size;
+    cleaner->counts.batches_read++;
+    bool discard, useless_marker;
+    verdicts result = {0, false};
+    ls_code code = judge_transaction(cleaner, batch, payload, size, horizon_passed, &discard,
+                                     &useless_marker);
+    if (code == LS_OK && !discard && (batch->attributes & LS_ATTR_CONTROL)) {
+        result.kept = batch->record_count;
+    } else if (code == LS_OK && !discard && batch->record_count > 0) {
+        code = judge_records(cleaner, batch, payload, size, horizon_passed, &result, reason);
     }
     if (code != LS_OK) {
         return code;
-    }
-    verdicts result = {0, false};
-    if (!discard && control) {
-        result.kept = batch->record_count;
-    } else if (!discard && batch->record_count > 0) {
-        code = reserve_verdicts(cleaner, batch, size, reason);
-        if (code != LS_OK) {
-            return code;
-        }
-        ls_records records;
-        ls_records_open(&records, batch, payload, size);
-        code = rules->map != NULL ? judge_compaction(cleaner, &records, horizon_passed, &result)
-                                  : judge_purge(cleaner, &records, &result);
-        if (code != LS_OK) {
-            *reason = records.reason;
-            return code;
-        }
     }
     if (result.kept == 0) {
         return must_stay(rules, batch) ? put_header(cleaner, data, batch) : LS_OK;
@@ -597,27 +644,7 @@ ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batc
     if (set_horizon && __builtin_add_overflow(rules->now_ms, rules->delete_retention_ms, &horizon)) {
         horizon = INT64_MAX;           /* never */
     }
-    if (control) {
-        code = reserve_verdicts(cleaner, batch, size, reason);
-        if (code != LS_OK) {
-            return code;
-        }
-        memset(cleaner->keep.data, 1, (size_t)batch->record_count);
-    }
-    *at = cleaner->out.size;
-    code = ls_batch_keep(&cleaner->out, data, batch, payload, size, cleaner->keep.data,
-                         batch->last_offset, horizon);
-    if (code != LS_OK) {
-        *reason = "a control record cannot be read";
-        return code;
-    }
-    counts->batches_rewritten++;
-    if (ls_batch_codec(batch) != LS_CODEC_NONE) {
-        *pack = true;
-        return LS_OK;
-    }
-    code = ls_batch_seal(&cleaner->out, *at);
-    return code == LS_OK ? note_written(cleaner, *at) : code;
+    return put_rewritten(cleaner, data, batch, payload, size, horizon, pack, at, reason);
 }
 
 ls_code ls_cleaner_finish_batch(ls_cleaner *cleaner, size_t at, const uint8_t *packed, size_t size)

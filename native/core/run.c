@@ -55,6 +55,20 @@ static size_t followers(const ls_records *records, size_t stride, size_t rows_ma
     return least(rows, rows_max - 1);
 }
 
+/* A run of one row: the record of `stride` bytes at `first`. */
+static inline void start_run(ls_run *run, const uint8_t *first, size_t stride,
+                             const ls_record *record)
+{
+    run->first = first;
+    run->rows = 1;
+    run->key = record->key;
+    run->value = record->value;
+    run->offset = record->offset;
+    run->stride = stride;
+    run->key_size = record->key_size;
+    run->value_size = record->value_size;
+}
+
 size_t ls_run_take(ls_records *records, ls_run *run, int64_t timestamps[LS_RUN_ROWS],
                    size_t rows_max)
 {
@@ -69,14 +83,7 @@ size_t ls_run_take(ls_records *records, ls_run *run, int64_t timestamps[LS_RUN_R
         *records = before;
         return 0;
     }
-    run->first = first;
-    run->rows = 1;
-    run->key = record.key;
-    run->value = record.value;
-    run->offset = record.offset;
-    run->stride = stride;
-    run->key_size = record.key_size;
-    run->value_size = record.value_size;
+    start_run(run, first, stride, &record);
     timestamps[0] = record.timestamp;
     size_t more = followers(records, stride, least(rows_max, LS_RUN_ROWS));
     if (more == 0) {

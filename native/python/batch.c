@@ -79,10 +79,94 @@ static void cannot_cut(ls_module *module, ls_status status)
     }
 }
 
+/* Parses a batch that is to be cut below `end_offset`.  False: raised. */
+static bool parse_to_cut(ls_module *module, const Py_buffer *raw, int64_t end_offset,
+                         ls_batch *batch)
+{
+    ls_status status = ls_fail(LS_E_CORRUPT, 0, "an incomplete batch header");
+    if (raw->len >= LS_BATCH_HEADER_BYTES) {
+        status = ls_batch_parse(raw->buf, (size_t)raw->len, batch);
+    }
+    if (status.code == LS_OK && (batch->size != raw->len || end_offset <= batch->base_offset)) {
+        status = ls_fail(LS_E_CORRUPT, 0, "not a batch that holds this offset");
+    }
+    if (status.code == LS_OK && ls_batch_codec(batch) > LS_CODEC_MAX) {
+        status = ls_fail(LS_E_CODEC, 0, "unknown compression");
+    }
+    if (status.code != LS_OK) {
+        cannot_cut(module, status);
+    }
+    return status.code == LS_OK;
+}
+
+/* Adds to `out` the batch of the records below `end_offset`, not packed and not sealed; nothing if
+ * there are none.  `payload` holds the records, unpacked.  False: raised. */
+static bool keep_below(ls_module *module, ls_bytes *out, const uint8_t *header,
+                       const ls_batch *batch, const uint8_t *payload, size_t size,
+                       int64_t end_offset)
+{
+    if (!ls_batch_count_fits(batch, size)) {
+        cannot_cut(module, ls_fail(LS_E_CORRUPT, 0, ls_too_many_records));
+        return false;
+    }
+    uint8_t *keep = calloc((size_t)batch->record_count + 1, 1);
+    if (keep == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    ls_records records;
+    ls_record record;
+    ls_code code;
+    int32_t kept = 0;
+    ls_records_open(&records, batch, payload, size);
+    for (int32_t i = 0; (code = ls_records_next(&records, &record)) == LS_OK; i++) {
+        keep[i] = record.offset < end_offset;
+        kept += keep[i];
+    }
+    const char *reason = records.reason;
+    if (code == LS_END) {
+        code = LS_OK;
+        reason = "it would be too large";
+        if (kept > 0) {
+            int64_t horizon = batch->attributes & LS_ATTR_DELETE_HORIZON ? batch->base_timestamp
+                                                                         : LS_NO_HORIZON;
+            code = ls_batch_keep(out, header, batch, payload, size, keep, end_offset - 1, horizon);
+        }
+    }
+    free(keep);
+    if (code != LS_OK) {
+        cannot_cut(module, ls_fail(code, 0, reason));
+    }
+    return code == LS_OK;
+}
+
+/* Packs the records of the batch in `out`.  False: raised. */
+static bool pack_records(ls_bytes *out, PyObject *compress, unsigned codec)
+{
+    PyObject *packed = ls_codec_call(compress, codec, out->data + LS_BATCH_HEADER_BYTES,
+                                     out->size - LS_BATCH_HEADER_BYTES, -1);
+    if (packed == NULL) {
+        return false;
+    }
+    size_t whole = LS_BATCH_HEADER_BYTES + (size_t)PyBytes_GET_SIZE(packed);
+    uint8_t *larger = whole > out->capacity ? realloc(out->data, whole) : out->data;
+    if (larger != NULL) {
+        out->data = larger;
+        out->capacity = whole > out->capacity ? whole : out->capacity;
+        memcpy(out->data + LS_BATCH_HEADER_BYTES, PyBytes_AS_STRING(packed),
+               whole - LS_BATCH_HEADER_BYTES);
+        out->size = whole;
+    } else {
+        PyErr_NoMemory();
+    }
+    Py_DECREF(packed);
+    return larger != NULL;
+}
+
 /* batch_below(batch, end_offset, decompress, compress, payload_max) -> bytes
  *
  * The batch without its records at and above `end_offset`, which is where it ends then; empty when
- * no record is left.  The batch was verified by whoever read it. */
+ * no record is left.  The caller has verified the batch. */
 static PyObject *native_batch_below(PyObject *self, PyObject *args)
 {
     Py_buffer raw;
@@ -96,19 +180,8 @@ static PyObject *native_batch_below(PyObject *self, PyObject *args)
     const uint8_t *data = raw.buf;
     ls_batch batch = {0};
     PyObject *result = NULL, *unpacked = NULL;
-    ls_bytes out = {0}, keep = {0};
-    ls_status status = ls_fail(LS_E_CORRUPT, 0, "an incomplete batch header");
-    if (raw.len >= LS_BATCH_HEADER_BYTES) {
-        status = ls_batch_parse(data, (size_t)raw.len, &batch);
-    }
-    if (status.code == LS_OK && (batch.size != raw.len || end_offset <= batch.base_offset)) {
-        status = ls_fail(LS_E_CORRUPT, 0, "not a batch that holds this offset");
-    }
-    if (status.code == LS_OK && ls_batch_codec(&batch) > LS_CODEC_MAX) {
-        status = ls_fail(LS_E_CODEC, 0, "unknown compression");
-    }
-    if (status.code != LS_OK) {
-        cannot_cut(module, status);
+    ls_bytes out = {0};
+    if (!parse_to_cut(module, &raw, end_offset, &batch)) {
         goto done;
     }
     if (end_offset > batch.last_offset) {
@@ -126,64 +199,19 @@ static PyObject *native_batch_below(PyObject *self, PyObject *args)
         payload = (const uint8_t *)PyBytes_AS_STRING(unpacked);
         size = (size_t)PyBytes_GET_SIZE(unpacked);
     }
-    ls_records records;
-    ls_record record;
-    ls_code code;
-    int32_t kept = 0;
-    if (!ls_batch_count_fits(&batch, size)) {
-        cannot_cut(module, ls_fail(LS_E_CORRUPT, 0, ls_too_many_records));
+    if (!keep_below(module, &out, data, &batch, payload, size, end_offset) ||
+        (out.size > 0 && codec != LS_CODEC_NONE && !pack_records(&out, compress, codec))) {
         goto done;
     }
-    keep.data = calloc((size_t)batch.record_count + 1, 1);
-    if (keep.data == NULL) {
-        PyErr_NoMemory();
+    ls_code code = out.size > 0 ? ls_batch_seal(&out, 0) : LS_OK;
+    if (code != LS_OK) {
+        cannot_cut(module, ls_fail(code, 0, "it would be too large"));
         goto done;
-    }
-    ls_records_open(&records, &batch, payload, size);
-    for (int32_t i = 0; (code = ls_records_next(&records, &record)) == LS_OK; i++) {
-        keep.data[i] = record.offset < end_offset;
-        kept += keep.data[i];
-    }
-    if (code != LS_END) {
-        cannot_cut(module, ls_fail(code, 0, records.reason));
-        goto done;
-    }
-    if (kept > 0) {
-        code = ls_batch_keep(&out, data, &batch, payload, size, keep.data, end_offset - 1,
-                             batch.attributes & LS_ATTR_DELETE_HORIZON ? batch.base_timestamp
-                                                                       : LS_NO_HORIZON);
-        if (code == LS_OK && codec != LS_CODEC_NONE) {
-            PyObject *packed = ls_codec_call(compress, codec, out.data + LS_BATCH_HEADER_BYTES,
-                                             out.size - LS_BATCH_HEADER_BYTES, -1);
-            if (packed == NULL) {
-                goto done;
-            }
-            size_t whole = LS_BATCH_HEADER_BYTES + (size_t)PyBytes_GET_SIZE(packed);
-            uint8_t *larger = whole > out.capacity ? realloc(out.data, whole) : out.data;
-            if (larger != NULL) {
-                out.data = larger;
-                out.capacity = whole > out.capacity ? whole : out.capacity;
-                memcpy(out.data + LS_BATCH_HEADER_BYTES, PyBytes_AS_STRING(packed),
-                       whole - LS_BATCH_HEADER_BYTES);
-                out.size = whole;
-            } else {
-                code = LS_E_NO_MEMORY;
-            }
-            Py_DECREF(packed);
-        }
-        if (code == LS_OK) {
-            code = ls_batch_seal(&out, 0);
-        }
-        if (code != LS_OK) {
-            cannot_cut(module, ls_fail(code, 0, "it would be too large"));
-            goto done;
-        }
     }
     result = PyBytes_FromStringAndSize((const char *)out.data, (Py_ssize_t)out.size);
 done:
     Py_XDECREF(unpacked);
     ls_bytes_free(&out);
-    ls_bytes_free(&keep);
     PyBuffer_Release(&raw);
     return result;
 }

@@ -46,14 +46,6 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
     return true;
 }
 
-/* The batch at `found`, verified; or as much of it as is `known` to be needed of a sound one. */
-static ls_status load(ls_window *window, int64_t found, int64_t known, int64_t limit,
-                      ls_batch *batch, const uint8_t **data)
-{
-    return known >= 0 ? ls_window_part(window, found, known, limit, data)
-                      : ls_window_batch(window, found, limit, batch, data);
-}
-
 /* How much of a sound batch to read for one of its records: as far as it should be if all are of
  * the same size, and some more.  When that was not enough the caller takes the longer way. */
 static int64_t part_of(const ls_batch *batch, int64_t offset)
@@ -62,6 +54,149 @@ static int64_t part_of(const ls_batch *batch, int64_t offset)
     int64_t before = offset - batch->base_offset + 1;
     int64_t part = (int64_t)((double)batch->size * ((double)before / (double)records)) + 4096;
     return part < batch->size ? part : batch->size;
+}
+
+/* One read of one record.  `file` is pinned, and `window` belongs to this thread. */
+typedef struct {
+    ls_module *module;
+    FileObject *file;
+    ls_window *window;
+    ls_window fresh;                   /* `window` while another thread uses the file's */
+    int64_t base_offset;               /* of the segment */
+    int64_t offset;                    /* of the record */
+    int64_t limit;                     /* whole batches end here */
+    int64_t position;                  /* of the batch */
+    int64_t known;                     /* bytes to read of a batch that was sound before; or -1 */
+    ls_batch batch;
+    const uint8_t *data;               /* of the batch, in the window */
+} record_read;
+
+static void read_open(record_read *read)
+{
+    if (read->file->busy) {
+        ls_window_init(&read->fresh, read->file->io, read->file->fd, 8192);
+        read->window = &read->fresh;
+    } else {
+        read->file->busy = true;
+        read->window = &read->file->window;
+    }
+    read->limit = atomic_load_explicit(&read->file->end, memory_order_acquire);
+}
+
+static void read_close(record_read *read)
+{
+    if (read->window == &read->fresh) {
+        ls_window_free(&read->fresh);
+    } else {
+        if (read->window->capacity > LS_WINDOW_BYTES) {
+            ls_window_free(read->window);   /* a large batch must not pin its memory */
+        }
+        read->file->busy = false;
+    }
+    ls_file_unpin(read->file);
+}
+
+/* Reads the header of the batch that holds the offset, by an index entry (see ls_index_lookup).
+ * LS_END: no batch reaches it. */
+static ls_status find_batch(record_read *read, int64_t landing, int64_t position,
+                            int64_t next_position)
+{
+    /* Small batches: all up to the next entry's at once.  Large ones: headers, until it is found. */
+    int64_t ahead = next_position - position + LS_BATCH_HEADER_BYTES;
+    read->window->ahead = ahead >= 2048 && ahead < 8192 ? (size_t)ahead : 8192;
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; the window is this thread's: see record_read */
+    status = ls_window_find(read->window, position, read->limit, read->offset, landing,
+                            read->base_offset, &read->position);
+    if (status.code == LS_OK) {
+        status = ls_window_header(read->window, read->position, read->limit, &read->batch);
+    }
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* Needs no GIL. */
+static ls_status load_bytes(record_read *read)
+{
+    return read->known >= 0
+               ? ls_window_part(read->window, read->position, read->known, read->limit, &read->data)
+               : ls_window_batch(read->window, read->position, read->limit, &read->batch,
+                                 &read->data);
+}
+
+/* Reads the batch and verifies it; of one that was sound before, as much as should be needed. */
+static ls_status load_batch(record_read *read)
+{
+    read->known = -1;
+    if (ls_batch_codec(&read->batch) == LS_CODEC_NONE && read->offset >= read->batch.base_offset &&
+        ls_file_is_verified(read->file, read->position)) {
+        read->known = part_of(&read->batch, read->offset);
+    }
+    int64_t need = read->known >= 0 ? read->known : read->batch.size;
+    if (need <= LS_GIL_BYTES && ls_window_holds(read->window, read->position, (size_t)need)) {
+        return load_bytes(read);
+    }
+    ls_status status;
+    Py_BEGIN_ALLOW_THREADS             /* pinned; the window is this thread's: see record_read */
+    status = load_bytes(read);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* Return the record among the records of a batch, None if it is not there, or NULL: raised. */
+static PyObject *walk_to_record(const record_read *read, const uint8_t *payload, size_t size,
+                                PyObject *topic, int32_t partition)
+{
+    ls_records records;
+    ls_record record;
+    ls_code code;
+    ls_records_open(&records, &read->batch, payload, size);
+    do {
+        code = LS_OK;
+        if (!ls_records_quick(&records, &record)) {
+            code = ls_records_next(&records, &record);
+        }
+    } while (code == LS_OK && record.offset < read->offset);
+    if (code == LS_OK && record.offset == read->offset) {
+        return ls_record_from(read->module, &record, topic, partition);
+    }
+    if (code == LS_E_CORRUPT) {
+        return ls_raise(read->module, ls_fail(LS_E_CORRUPT, read->position, records.reason),
+                        read->file->path, read->batch.base_offset, read->batch.last_offset + 1);
+    }
+    Py_RETURN_NONE;
+}
+
+/* Return the record of a loaded batch, None if the batch does not have it, or NULL: raised. */
+static PyObject *decode_record(record_read *read, PyObject *topic, int32_t partition,
+                               PyObject *decompress, int64_t payload_max)
+{
+    const ls_batch *batch = &read->batch;
+    if (batch->base_offset > read->offset || (batch->attributes & LS_ATTR_CONTROL) ||
+        batch->record_count == 0) {
+        Py_RETURN_NONE;
+    }
+    if (read->known < 0) {
+        ls_file_set_verified(read->file, read->position);
+    }
+    const uint8_t *payload = read->data + LS_BATCH_HEADER_BYTES;
+    size_t size = (size_t)(read->known >= 0 ? read->known : batch->size) - LS_BATCH_HEADER_BYTES;
+    unsigned codec = ls_batch_codec(batch);
+    if (codec == LS_CODEC_NONE) {
+        return walk_to_record(read, payload, size, topic, partition);
+    }
+    if (codec > LS_CODEC_MAX) {
+        return ls_raise(read->module, ls_fail(LS_E_CODEC, read->position, ""), read->file->path, -1,
+                        -1);
+    }
+    PyObject *bytes = ls_codec_call(decompress, codec, payload, size, payload_max);
+    if (bytes == NULL) {
+        return NULL;
+    }
+    PyObject *result = walk_to_record(read, (const uint8_t *)PyBytes_AS_STRING(bytes),
+                                      (size_t)PyBytes_GET_SIZE(bytes), topic, partition);
+    Py_DECREF(bytes);
+    return result;
 }
 
 PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t count)
@@ -76,114 +211,35 @@ PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t c
                                          "decompress, payload_max)");
         return NULL;
     }
-    FileObject *file = (FileObject *)args[0];
-    int64_t expected = PyLong_AsLongLong(args[2]);
-    int64_t offset = PyLong_AsLongLong(args[3]);
+    record_read read = {
+        .module = module,
+        .file = (FileObject *)args[0],
+        .base_offset = PyLong_AsLongLong(args[2]),
+        .offset = PyLong_AsLongLong(args[3]),
+    };
+    PyObject *topic = args[4] == Py_None ? NULL : args[4];
     int32_t partition = (int32_t)PyLong_AsLong(args[5]);
-    long long payload_max = PyLong_AsLongLong(args[7]);
+    int64_t payload_max = PyLong_AsLongLong(args[7]);
     int64_t landing, position, next_position;
     if (PyErr_Occurred() ||
-        !ls_index_lookup(module, args[1], expected, offset, &landing, &position, &next_position) ||
-        !ls_file_pin(file)) {
+        !ls_index_lookup(module, args[1], read.base_offset, read.offset, &landing, &position,
+                         &next_position) ||
+        !ls_file_pin(read.file)) {
         return NULL;
     }
-    bool own = file->busy;             /* another thread has the file's window: bring our own */
-    ls_window fresh;
-    ls_window *window = &file->window;
-    if (own) {
-        ls_window_init(&fresh, file->io, file->fd, 8192);
-        window = &fresh;
-    } else {
-        file->busy = true;
-    }
-    /* Small batches: all up to the next entry's at once.  Large ones: headers, until it is found. */
-    int64_t ahead = next_position - position + LS_BATCH_HEADER_BYTES;
-    window->ahead = ahead >= 2048 && ahead < 8192 ? (size_t)ahead : 8192;
-    int64_t limit = atomic_load_explicit(&file->end, memory_order_acquire);
-    int64_t found = -1;
-    ls_batch batch = {0};
-    const uint8_t *data = NULL;
-    ls_status status;
-    int64_t known = -1;                /* bytes to read of a batch that was sound before */
-    Py_BEGIN_ALLOW_THREADS             /* pinned; the window is ours by `busy` or by itself */
-    status = ls_window_find(window, position, limit, offset, landing, expected, &found);
+    read_open(&read);
+    ls_status status = find_batch(&read, landing, position, next_position);
     if (status.code == LS_OK) {
-        status = ls_window_header(window, found, limit, &batch);
+        status = load_batch(&read);
     }
-    Py_END_ALLOW_THREADS
-    if (status.code == LS_OK && ls_batch_codec(&batch) == LS_CODEC_NONE &&
-        offset >= batch.base_offset && ls_file_is_verified(file, found)) {
-        known = part_of(&batch, offset);
-    }
-    int64_t need = known >= 0 ? known : batch.size;
-    if (status.code == LS_OK && need <= LS_GIL_BYTES && ls_window_holds(window, found, (size_t)need)) {
-        status = load(window, found, known, limit, &batch, &data);
-    } else if (status.code == LS_OK) {
-        Py_BEGIN_ALLOW_THREADS         /* as above */
-        status = load(window, found, known, limit, &batch, &data);
-        Py_END_ALLOW_THREADS
-    }
-    PyObject *result = NULL;
-    PyObject *bytes = NULL;
-    if (status.code == LS_END) {
+    PyObject *result;
+    if (status.code == LS_OK) {
+        result = decode_record(&read, topic, partition, args[6], payload_max);
+    } else if (status.code == LS_END) {
         result = Py_NewRef(Py_None);
-        goto done;
-    }
-    if (status.code != LS_OK) {
-        ls_raise(module, status, file->path, offset, offset + 1);
-        goto done;
-    }
-    if (batch.base_offset > offset || (batch.attributes & LS_ATTR_CONTROL) ||
-        batch.record_count == 0) {
-        result = Py_NewRef(Py_None);
-        goto done;
-    }
-    const uint8_t *payload = data + LS_BATCH_HEADER_BYTES;
-    size_t size = (size_t)(known >= 0 ? known : batch.size) - LS_BATCH_HEADER_BYTES;
-    if (known < 0) {
-        ls_file_set_verified(file, found);
-    }
-    unsigned codec = ls_batch_codec(&batch);
-    if (codec > LS_CODEC_MAX) {
-        ls_raise(module, ls_fail(LS_E_CODEC, found, ""), file->path, -1, -1);
-        goto done;
-    }
-    if (codec != LS_CODEC_NONE) {
-        bytes = ls_codec_call(args[6], codec, payload, size, payload_max);
-        if (bytes == NULL) {
-            goto done;
-        }
-        payload = (const uint8_t *)PyBytes_AS_STRING(bytes);
-        size = (size_t)PyBytes_GET_SIZE(bytes);
-    }
-    ls_records records;
-    ls_record record;
-    ls_code code;
-    ls_records_open(&records, &batch, payload, size);
-    do {
-        code = LS_OK;
-        if (!ls_records_quick(&records, &record)) {
-            code = ls_records_next(&records, &record);
-        }
-    } while (code == LS_OK && record.offset < offset);
-    if (code == LS_OK && record.offset == offset) {
-        result = ls_record_from(module, &record, args[4] == Py_None ? NULL : args[4], partition);
-    } else if (code == LS_E_CORRUPT) {
-        ls_raise(module, ls_fail(LS_E_CORRUPT, found, records.reason), file->path,
-                 batch.base_offset, batch.last_offset + 1);
     } else {
-        result = Py_NewRef(Py_None);
+        result = ls_raise(module, status, read.file->path, read.offset, read.offset + 1);
     }
-done:
-    Py_XDECREF(bytes);
-    if (own) {
-        ls_window_free(&fresh);
-    } else {
-        if (window->capacity > LS_WINDOW_BYTES) {
-            ls_window_free(window);    /* a large batch must not pin its memory */
-        }
-        file->busy = false;
-    }
-    ls_file_unpin(file);
+    read_close(&read);
     return result;
 }

@@ -1,4 +1,4 @@
-/* OpenDirectory: the descriptor of a directory, with users.
+/* OpenDirectory: the descriptor of a directory, with users; and the functions on the entries of one.
  *
  * ``with directory as fd`` counts one more user; close() only marks it closed, and the descriptor goes
  * with the last user.  Counting happens in C, where no signal handler runs: an interrupt comes before
@@ -8,7 +8,9 @@
  */
 #include "module.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 
 typedef struct {
     PyObject_HEAD
@@ -143,4 +145,229 @@ PyType_Spec ls_directory_spec = {
     .basicsize = sizeof(DirectoryObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = directory_slots,
+};
+
+/* ---- the entries of a directory ---- */
+
+static PyObject *os_result(PyObject *self, int result, const char *name)
+{
+    if (result >= 0) {
+        Py_RETURN_NONE;
+    }
+    PyObject *path = PyUnicode_DecodeFSDefault(name);
+    if (path != NULL) {
+        ls_raise(PyModule_GetState(self), ls_fail_os(-result, 0, "directory"), path, -1, -1);
+        Py_DECREF(path);
+    }
+    return NULL;
+}
+
+static PyObject *native_rename(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *source, *target;
+    if (!PyArg_ParseTuple(args, "iss:rename", &directory, &source, &target)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.rename(&ls_io_process, directory, source, target);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, source);
+}
+
+static PyObject *native_unlink(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:unlink", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.unlink(&ls_io_process, directory, name);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+static PyObject *native_make_directory(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:make_directory", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.mkdir(&ls_io_process, directory, name, 0700);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+static PyObject *native_remove_directory(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:remove_directory", &directory, &name)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.rmdir(&ls_io_process, directory, name);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+static PyObject *native_sync_directory(PyObject *self, PyObject *arg)
+{
+    int directory = (int)PyLong_AsLong(arg);
+    if (directory == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int result;
+    Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open */
+    result = ls_io_process.sync(&ls_io_process, directory);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, "directory");
+}
+
+/* Names one after another, each with its end, gathered without the GIL. */
+typedef struct {
+    char *text;
+    size_t size, capacity;
+    bool directories_only;
+} name_list;
+
+static int add_name(void *context, const char *name, bool is_directory)
+{
+    name_list *names = context;
+    if (names->directories_only && !is_directory) {
+        return 0;
+    }
+    size_t size = strlen(name) + 1;
+    if (names->capacity - names->size < size) {
+        size_t capacity = names->capacity * 2 + size + 1024;
+        char *text = PyMem_RawRealloc(names->text, capacity);
+        if (text == NULL) {
+            return -ENOMEM;
+        }
+        names->text = text;
+        names->capacity = capacity;
+    }
+    memcpy(names->text + names->size, name, size);
+    names->size += size;
+    return 0;
+}
+
+static PyObject *native_list_directory(PyObject *self, PyObject *args)
+{
+    int directory, directories_only = 0, result;
+    if (!PyArg_ParseTuple(args, "i|p:list_directory", &directory, &directories_only)) {
+        return NULL;
+    }
+    name_list names = {.directories_only = directories_only != 0};
+    Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open; `names` is ours */
+    result = ls_io_process.list(&ls_io_process, directory, add_name, &names);
+    Py_END_ALLOW_THREADS
+    PyObject *list = result < 0 ? os_result(self, result, "directory") : PyList_New(0);
+    for (size_t at = 0; list != NULL && at < names.size; at += strlen(names.text + at) + 1) {
+        PyObject *name = PyUnicode_DecodeFSDefault(names.text + at);
+        if (name == NULL || PyList_Append(list, name) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(name);
+    }
+    PyMem_RawFree(names.text);
+    return list;
+}
+
+/* stat(directory, name) -> (regular, directory, size, accessed_ns, modified_ns) */
+static PyObject *native_stat(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "is:stat", &directory, &name)) {
+        return NULL;
+    }
+    ls_file_status status;
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.stat(&ls_io_process, directory, name, &status);
+    Py_END_ALLOW_THREADS
+    if (result < 0) {
+        return os_result(self, result, name);
+    }
+    return Py_BuildValue("(NNLLL)", PyBool_FromLong(status.regular),
+                         PyBool_FromLong(status.directory), (long long)status.size,
+                         (long long)status.accessed_ns, (long long)status.modified_ns);
+}
+
+static PyObject *native_set_times(PyObject *self, PyObject *args)
+{
+    int directory, result;
+    const char *name;
+    long long accessed_ns, modified_ns;
+    if (!PyArg_ParseTuple(args, "isLL:set_times", &directory, &name, &accessed_ns, &modified_ns)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    result = ls_io_process.set_times(&ls_io_process, directory, name, accessed_ns, modified_ns);
+    Py_END_ALLOW_THREADS
+    return os_result(self, result, name);
+}
+
+/* read_file(directory, name, path, max_bytes): without the window that a File reads through. */
+static PyObject *native_read_file(PyObject *self, PyObject *args)
+{
+    int directory;
+    const char *name;
+    PyObject *path;
+    long long size_max;
+    if (!PyArg_ParseTuple(args, "isUL:read_file", &directory, &name, &path, &size_max)) {
+        return NULL;
+    }
+    const ls_io *io = &ls_io_process;
+    int fd;
+    int64_t size = 0;
+    Py_BEGIN_ALLOW_THREADS             /* the arguments are held by `args` */
+    fd = io->open(io, directory, name, O_RDONLY, 0);
+    if (fd >= 0) {
+        size = io->size(io, fd);
+    }
+    Py_END_ALLOW_THREADS
+    if (fd < 0) {
+        return ls_raise(PyModule_GetState(self), ls_fail_os(-fd, 0, "open"), path, -1, -1);
+    }
+    ls_status status = size < 0 ? ls_fail_os((int)-size, 0, "stat") : ls_ok();
+    size = size < size_max ? size : size_max;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size < 0 ? 0 : (Py_ssize_t)size);
+    size_t got = 0;
+    Py_BEGIN_ALLOW_THREADS             /* nobody else knows `fd` and `bytes` */
+    if (bytes != NULL && status.code == LS_OK) {
+        status = ls_read_at(io, fd, PyBytes_AS_STRING(bytes), (size_t)size, 0, &got);
+    }
+    (void)io->close(io, fd);
+    Py_END_ALLOW_THREADS
+    if (bytes != NULL && status.code != LS_OK) {
+        Py_CLEAR(bytes);
+        ls_raise(PyModule_GetState(self), status, path, -1, -1);
+    } else if (bytes != NULL && (int64_t)got < size) {
+        _PyBytes_Resize(&bytes, (Py_ssize_t)got);
+    }
+    return bytes;
+}
+
+PyMethodDef ls_directory_functions[] = {
+    {"rename", native_rename, METH_VARARGS, PyDoc_STR("rename(directory, source, target)")},
+    {"unlink", native_unlink, METH_VARARGS, PyDoc_STR("unlink(directory, name)")},
+    {"make_directory", native_make_directory, METH_VARARGS,
+     PyDoc_STR("make_directory(directory, name); directory -1: name is a path")},
+    {"remove_directory", native_remove_directory, METH_VARARGS,
+     PyDoc_STR("remove_directory(directory, name)")},
+    {"sync_directory", native_sync_directory, METH_O, PyDoc_STR("sync_directory(directory)")},
+    {"list_directory", native_list_directory, METH_VARARGS,
+     PyDoc_STR("list_directory(directory, directories_only=False) -> names")},
+    {"stat", native_stat, METH_VARARGS,
+     PyDoc_STR("stat(directory, name) -> (regular, directory, size, accessed_ns, modified_ns);\n"
+               "name '' is the directory itself; directory -1: name is a path")},
+    {"set_times", native_set_times, METH_VARARGS,
+     PyDoc_STR("set_times(directory, name, accessed_ns, modified_ns)")},
+    {"read_file", native_read_file, METH_VARARGS,
+     PyDoc_STR("read_file(directory, name, path, max_bytes) -> bytes")},
+    {NULL, NULL, 0, NULL},
 };

@@ -314,7 +314,7 @@ static int module_exec(PyObject *self)
         add_type(self, &ls_sender_spec, &module->sender_type) < 0) {
         return -1;
     }
-    if (PyModule_AddFunctions(self, ls_file_functions) < 0 ||
+    if (PyModule_AddFunctions(self, ls_directory_functions) < 0 ||
         PyModule_AddFunctions(self, ls_recovery_functions) < 0 ||
         PyModule_AddFunctions(self, ls_batch_functions) < 0 ||
         PyModule_AddFunctions(self, ls_index_functions) < 0 ||

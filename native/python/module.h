@@ -134,7 +134,6 @@ typedef struct {
 enum { LS_VERIFIED = 4096 };           /* batches whose checksum need not be computed again */
 
 extern PyType_Spec ls_file_spec;
-extern PyMethodDef ls_file_functions[];
 
 bool ls_file_pin(FileObject *file);    /* false: raised, the file is closed or forked */
 void ls_file_unpin(FileObject *file);
@@ -188,6 +187,7 @@ extern PyType_Spec ls_cleaner_spec;
 extern PyType_Spec ls_delivery_spec;
 extern PyType_Spec ls_route_spec;
 extern PyType_Spec ls_sender_spec;
+extern PyMethodDef ls_directory_functions[];
 extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_batch_functions[];
 extern PyMethodDef ls_index_functions[];

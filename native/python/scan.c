@@ -27,7 +27,7 @@ typedef struct {
     uint8_t *content;                  /* the same, where no Python was needed; or NULL */
     size_t content_capacity;
     RecordObject *recent[2];           /* the last two handed out; strong: see hand_out() */
-    PyObject *skipped;                 /* list of (position, next position, start, end); strong */
+    PyObject *skipped;                 /* list; strong: see note_skipped() */
     PyObject *aborted;                 /* bytes: transactions not to be shown; strong or NULL */
     PyObject *moved;                   /* callable () -> bool, asked before damage is told; or NULL */
     ls_window window;
@@ -253,6 +253,17 @@ static bool is_damage(SegmentScanObject *self)
     return moved == 0;
 }
 
+/* Adds to `skipped` the bytes and the offsets that the scan passes over.  False: raised. */
+static bool note_skipped(SegmentScanObject *self, int64_t position, int64_t next, int64_t start,
+                         int64_t end, const char *reason)
+{
+    PyObject *entry = Py_BuildValue("(LLLLs)", (long long)position, (long long)next,
+                                    (long long)start, (long long)end, reason);
+    bool ok = entry != NULL && PyList_Append(self->skipped, entry) == 0;
+    Py_XDECREF(entry);
+    return ok;
+}
+
 /* Called with a damaged batch at self->position.  True: skipped, go on.  False: raised. */
 static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
 {
@@ -284,13 +295,9 @@ static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
         return false;
     }
     int64_t next = found >= 0 ? found : limit;
-    PyObject *entry = Py_BuildValue("(LLLLs)", (long long)position, (long long)next,
-                                    (long long)start, (long long)end, status.reason);
-    if (entry == NULL || PyList_Append(self->skipped, entry) < 0) {
-        Py_XDECREF(entry);
+    if (!note_skipped(self, position, next, start, end, status.reason)) {
         return false;
     }
-    Py_DECREF(entry);
     self->position = next;
     self->expected = end;
     return true;
@@ -315,12 +322,7 @@ static bool at_end(SegmentScanObject *self)
         return false;
     }
     self->next_offset = end;
-    PyObject *entry =
-        Py_BuildValue("(LLLLs)", (long long)self->position, (long long)self->position,
-                      (long long)first, (long long)end, status.reason);
-    bool ok = entry != NULL && PyList_Append(self->skipped, entry) == 0;
-    Py_XDECREF(entry);
-    return ok;
+    return note_skipped(self, self->position, self->position, first, end, status.reason);
 }
 
 /* ---- batches ---- */
@@ -385,12 +387,9 @@ static bool pass_over(SegmentScanObject *self)
         return false;
     }
     PyErr_Clear();
-    PyObject *entry = Py_BuildValue(
-        "(LLLLs)", (long long)self->position, (long long)(self->position + self->batch.size),
-        (long long)self->batch.base_offset, (long long)self->batch.last_offset + 1,
-        "the records cannot be decoded");
-    bool ok = entry != NULL && PyList_Append(self->skipped, entry) == 0;
-    Py_XDECREF(entry);
+    bool ok = note_skipped(self, self->position, self->position + self->batch.size,
+                           self->batch.base_offset, self->batch.last_offset + 1,
+                           "the records cannot be decoded");
     self->position += self->batch.size;
     self->expected = self->batch.last_offset + 1;
     return ok;

@@ -200,7 +200,7 @@ def _settled_records(partition: Partition, start: int) -> list[Record]:
     end = partition.end_offset
     waiting: dict[int, list[Record]] = {}  # by producer, until its marker comes
     found: list[Record] = []
-    for raw in partition.scan(start, end).batches():
+    for raw in partition.scan(start, end, on_lost="skip").batches():
         header = BatchHeader.parse(raw)
         if header.control:
             marker = EndMarker.parse(raw)
@@ -209,7 +209,8 @@ def _settled_records(partition: Partition, start: int) -> list[Record]:
                 found += held
         elif header.codec or _NAME in raw:
             target = waiting.setdefault(header.producer_id, []) if header.transactional else found
-            records = partition.scan(max(start, header.base_offset), header.next_offset)
+            first = max(start, header.base_offset)
+            records = partition.scan(first, header.next_offset, on_lost="skip")
             target += [record for record in records if record.headers]
     return sorted(found, key=lambda each: each.offset)
 

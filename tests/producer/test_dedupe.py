@@ -20,11 +20,13 @@ from logstore import (
     ConfigError,
     FencedError,
     ManualClock,
+    Partition,
     Position,
     Producer,
     Store,
     Transactions,
 )
+from logstore.partition.scan import Scan
 from logstore.producer.dedupe import HEADER
 
 WINDOW_MS, COUNT = 1_000, 4
@@ -168,6 +170,32 @@ def test_what_was_deleted_may_be_sent_again_and_what_stays_may_not(tmp_path: Pat
             log.trim(1)
             assert producer.append("t", b"v", dedupe_id="b").offset == 1
             assert producer.append("t", b"v", dedupe_id="a").offset == 2
+
+
+@pytest.mark.parametrize("scans", [1, 2, 3])
+@pytest.mark.parametrize("how", ["trim", "truncate"])
+def test_records_that_are_deleted_while_the_window_is_read_do_not_count(
+    tmp_path: Path, monkeypatch: Any, how: str, scans: int
+) -> None:
+    with logstore.open(tmp_path, durability="os") as store:
+        store.create_topic("t")
+        with Producer(store) as producer:
+            for name in ("a", "b", "c"):
+                producer.append("t", name.encode(), dedupe_id=name)
+    with logstore.open(tmp_path, durability="os") as store, Producer(store) as producer:
+        log = store["t"][0]
+        scan, left = Partition.scan, [scans]
+
+        def change_before(self: Partition, *args: Any, **options: Any) -> Scan:
+            left[0] -= 1
+            if not left[0]:
+                log.trim(2) if how == "trim" else log.truncate(1)
+            return scan(self, *args, **options)
+
+        monkeypatch.setattr(Partition, "scan", change_before)
+        kept, gone = ("c", "a") if how == "trim" else ("a", "c")
+        assert producer.append("t", b"v", dedupe_id=kept).offset == (2 if how == "trim" else 0)
+        assert producer.append("t", b"v", dedupe_id=gone).offset == (3 if how == "trim" else 1)
 
 
 @pytest.mark.parametrize("how", ["fenced", "timed out", "unwritten"])

@@ -125,12 +125,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._last_end
 
     def _note_gone(self, ranges: Mapping[TopicPartition, Range]) -> None:
-        """Count what these ranges ask for below the starts of the logs, for the progress."""
+        """Count what these ranges ask for below the starts of the logs, for the progress.
+
+        Raises DataLossError before Spark writes the batch into the checkpoint, unless losing it is
+        accepted: a restart would run that batch without asking for `latestOffset`.
+        """
         there = self._subscription().partitions(missing_ok=True)
         for which, wanted in ranges.items():
             if which in there:
                 gone = min(there[which].start_offset, wanted.end) - wanted.start
                 if gone > 0:
+                    if self._options.fail_on_data_loss:
+                        clamped(which, there[which], wanted, self._options)
                     self._gone[which, wanted.start] = gone
 
     def _backlog(self, begun: Ends | None) -> dict[TopicPartition, Range]:

@@ -204,6 +204,22 @@ def test_progress_tells_how_far_behind_a_query_is(
     assert [end["orders"]["0"] for end in ends] == [10, 30]
 
 
+def test_progress_has_the_loss_when_the_query_goes_on_after_it_failed(
+    spark: SparkSession, store: Store, collected: Collected
+) -> None:
+    log = store.create_topic("orders", partitions=1)[0]
+    fill(store, "orders", 0, 40)
+    collected.run(load(spark, store))
+    fill(store, "orders", 0, 60)
+    log.trim(60)
+    with pytest.raises(PySparkException, match="failOnDataLoss"):
+        collected.run(load(spark, store))
+    progress = collected.run(load(spark, store, failOnDataLoss="false"))
+    assert collected.rows == [(0, offset) for offset in (*range(40), *range(60, 100))]
+    batch = next(each for each in progress if each["numInputRows"])
+    assert offset_in(batch["sources"][0]["latestOffset"])["@lost"] == {"orders-0": 20}
+
+
 # ---- groups ----
 
 

@@ -52,7 +52,8 @@ class StableStorage:
 
     def begin(self) -> None:
         """Open what claims are written to: the log is about to be changed."""
-        self._mark = DurableMark(self._view.directory)
+        if self._mark is None:  # it is open if this was tried before
+            self._mark = DurableMark(self._view.directory)
 
     def close(self) -> None:
         """Close all descriptors; nothing is written."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import copy
 import functools
 import logging
 import threading
@@ -86,7 +87,7 @@ class Pack:
             due = callbacks.due
             if not self.done:
                 place = Place(self.carrier.topic, self.carrier.number)
-                self.error = error
+                self.error = None if error is None else _without_frames(error)
                 self.done = True
                 self.carrier = place
             if self._woken is not None:
@@ -119,6 +120,18 @@ class Pack:
                 f"no answer from {self.carrier.topic}-{self.carrier.number} after {timeout} s: "
                 f"the record is still on its way"
             )
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return a copy of an error, without its traceback.
+
+    A pack never holds frames: they may hold deliveries of the pack, and the garbage collector does
+    not see deliveries.
+    """
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001 -- a class that cannot be copied
+        return error
 
 
 class _Thread(threading.local):
@@ -273,14 +286,15 @@ class Delivery(_native.Delivery):
         if not pack.done:
             pack.wait(timeout)
         if pack.error is not None:
-            raise pack.error
+            raise _without_frames(pack.error)
         return Position(pack.carrier.topic, pack.carrier.number, pack.first_offset + self._index)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Why it failed; None when it did not."""
-        if not self._pack.done:
-            self._pack.wait(timeout)
-        return self._pack.error
+        """Why it failed; None when it did not.  Each call returns an object of its own."""
+        pack = self._pack
+        if not pack.done:
+            pack.wait(timeout)
+        return None if pack.error is None else _without_frames(pack.error)
 
     def add_done_callback(self, call: Callable[[Delivery], object]) -> None:
         """Have `call` called with this delivery when it is over; by whichever thread finds out."""

@@ -15,7 +15,7 @@
 /* ---- Delivery: one record of a pack ---- */
 
 /* Not for the collector to look at: a million of them may be held.  A pack lets go of its callbacks
- * when it is done, and of nothing else that could lead back to a delivery. */
+ * when it is done, and its error has no frames: nothing else could lead back to a delivery. */
 typedef struct {
     PyObject_HEAD
     ls_module *module;

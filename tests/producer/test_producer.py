@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import gc
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -633,3 +637,61 @@ def test_offsets_that_make_no_sense_leave_the_transaction_as_it_was(
                 tx.commit_offsets(offsets, group_id="workers")
         assert [r.value for r in store["a"][0].scan(isolation="read_committed")] == [b"x"]
     assert CONSUMER_OFFSETS not in store
+
+
+@pytest.mark.parametrize("how", ["append", "result", "exception", "flush"])
+def test_a_producer_with_a_record_that_failed_is_freed(store: Store, how: str) -> None:
+    """The frames of the error hold deliveries, which the garbage collector does not see."""
+
+    def fail() -> weakref.ref[Producer]:
+        producer = Producer(store)
+        producer.append("one", b"v")
+        with inject_io(Fault.fail(errno.EIO, "pwrite", "*one-0/*.log", forever=True)):
+            sent = [] if how == "append" else [producer.send("one", b"v") for _ in range(2)]
+            with pytest.raises(OSError, match="Input/output error"):
+                if how == "append":
+                    producer.append("one", b"w")
+                elif how == "result":
+                    sent[0].result(60)
+                elif how == "exception":
+                    raise sent[0].exception(60) or AssertionError
+                else:
+                    producer.flush()
+        with contextlib.suppress(OSError):
+            producer.close()
+        return weakref.ref(producer)
+
+    producer = fail()
+    gc.collect()
+    assert producer() is None
+
+
+def test_each_delivery_of_a_pack_raises_an_error_of_its_own(store: Store) -> None:
+    with Producer(store) as producer:
+        with inject_io(Fault.fail(errno.EIO, "pwrite", "*one-0/*.log", forever=True)):
+            sent = [producer.send("one", b"v") for _ in range(2)]
+            with pytest.raises(OSError, match="Input/output error"):
+                producer.flush()
+        errors = [each.exception(60) for each in sent]
+    assert isinstance(errors[0], OSError) and isinstance(errors[1], OSError)
+    assert errors[0] is not errors[1] and errors[0].__traceback__ is None
+    assert errors[0].errno == errno.EIO
+    assert errors[0].filename == errors[1].filename and str(errors[0].filename).endswith(".log")
+
+
+def test_a_partition_that_could_not_be_made_ready_leaves_no_file_open(tmp_path: Path) -> None:
+    with logstore.open(tmp_path) as store:
+        store.create_topic("t")[0].append(b"v")
+    store = logstore.open(tmp_path)
+    log = store["t"][0]
+    errors = []
+    for _ in range(3):
+        with inject_io(Fault.fail(errno.EIO, "pwrite", "*.durable")):
+            with pytest.raises(OSError, match="Input/output error") as caught:
+                log.append(b"w")
+            errors.append(caught.value)
+    store.close()
+    open_files = [
+        os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
+    ]
+    assert not [each for each in open_files if each.startswith(str(tmp_path))]

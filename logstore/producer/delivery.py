@@ -130,8 +130,14 @@ def _without_frames(error: BaseException) -> BaseException:
     """
     try:
         return copy.copy(error)
-    except Exception:  # noqa: BLE001 -- a class that cannot be copied
-        return error
+    except Exception:  # noqa: BLE001 -- its __init__ takes more than its args
+        same = type(error).__new__(type(error))
+    same.args = error.args
+    same.__dict__.update(error.__dict__)
+    if isinstance(error, OSError) and isinstance(same, OSError):
+        same.errno, same.strerror = error.errno, error.strerror
+        same.filename, same.filename2 = error.filename, error.filename2
+    return same
 
 
 class _Thread(threading.local):

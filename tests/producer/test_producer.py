@@ -26,6 +26,7 @@ from logstore import (
     ClosedError,
     ConfigError,
     DiskFullError,
+    FencedError,
     InvalidNameError,
     KeyPartitioner,
     Position,
@@ -695,3 +696,22 @@ def test_a_partition_that_could_not_be_made_ready_leaves_no_file_open(tmp_path: 
         os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
     ]
     assert not [each for each in open_files if each.startswith(str(tmp_path))]
+
+
+def test_a_producer_that_was_fenced_is_freed(store: Store) -> None:
+    def fence() -> weakref.ref[Producer]:
+        old = Producer(store, "x")
+        tx = old.transaction()
+        tx.append("one", b"v")
+        Producer(store, "x").close()
+        sent = tx.send("one", b"w")
+        with pytest.raises(FencedError) as caught:
+            sent.result(60)
+        assert (caught.value.epoch, caught.value.current) == (0, 2), str(caught.value)
+        with contextlib.suppress(FencedError):
+            old.close()
+        return weakref.ref(old)
+
+    old = fence()
+    gc.collect()
+    assert old() is None

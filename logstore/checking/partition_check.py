@@ -13,22 +13,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from logstore import _native
+from logstore.checking.findings import CheckedView, Findings
 from logstore.checking.problem import Problem, ProblemKind, Severity
-from logstore.errors import CorruptLogError, NotALogError, UnsupportedFormatError
-from logstore.files.directory import Directory
-from logstore.files.disk_reserve import RESERVE_NAME
-from logstore.files.lock import DirectoryLock
-from logstore.files.names import SEGMENT_SUFFIXES, TEMPORARY_SUFFIXES, base_offset_of, segment_name
-from logstore.format.index import OffsetIndex, TimeIndex, TransactionIndex
-from logstore.log.epochs import LEADER_EPOCHS, parse_leader_epochs
-from logstore.log.producer_files import Producers
-from logstore.log.producer_state import CorruptSnapshotError, ProducerState
+from logstore.checking.side_file_check import SideFileInspection
+from logstore.errors import CorruptLogError, UnsupportedFormatError
+from logstore.files.names import segment_name
+from logstore.format.index import OffsetIndex, TimeIndex
 from logstore.log.segment import Segment, used_entries
 from logstore.log.segment_contents import SegmentContents
 from logstore.log.segment_digest import (
@@ -38,11 +33,6 @@ from logstore.log.segment_digest import (
     SegmentDigest,
     digest_of,
 )
-from logstore.log.state import CleanerCheckpoint, DurableMark, PartitionState, StartMark
-from logstore.log.topic_id import PARTITION_METADATA, read_topic_id
-from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
-from logstore.recovery.truncation_plan import TRUNCATION_PLAN, TruncationPlan
 
 __all__ = [
     "CheckProgress",
@@ -56,11 +46,8 @@ __all__ = [
 # Called with (bytes looked at so far, bytes to look at in all); what it raises ends the inspection.
 CheckProgress = Callable[[int, int], None]
 
-KEPT = re.compile(r".+\.(torn|cut)-\d+\Z")
 RECEIPT = re.compile(r"logstore\.repair-\d+\.json\Z")
-SNAPSHOT_SUFFIX = ".snapshot"
 _HEADER_BYTES = 61
-_WITHOUT_CONTENTS = (DirectoryLock.NAME, RESERVE_NAME)  # of these only the type matters
 
 
 def bytes_to_inspect(segments: Sequence[Segment], *, deep: bool) -> int:
@@ -87,25 +74,6 @@ class _Look(NamedTuple):
         return cls(sealed, live, limit, segment.end_offset, *map(bytes, entries))
 
 
-class CheckedView(Protocol):
-    """What a check needs of a partition that is open: `LogView` and `ReadOnlyView` have it."""
-
-    lock: threading.RLock
-
-    @property
-    def directory(self) -> Directory: ...
-    @property
-    def segments(self) -> Sequence[Segment]: ...
-    @property
-    def start_offset(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-    def look(self) -> object: ...
-    def moved_since(self, generation: int) -> bool: ...
-    def check_usable(self) -> None: ...
-    def known_producers(self) -> Producers: ...
-
-
 class PartitionInspection:
     """One look at the files of a partition.  `run` may be called once."""
 
@@ -117,7 +85,8 @@ class PartitionInspection:
         self._directory = view.directory
         self._deep = deep
         self._moved = moved or _ignore
-        self._problems: list[Problem] = []
+        self._findings = Findings(view.directory)
+        self._problems = self._findings.problems
         self._last: tuple[Segment, _Look] | None = None
 
     def _look_at(self, segment: Segment) -> _Look:
@@ -141,7 +110,7 @@ class PartitionInspection:
             except FileNotFoundError:
                 raise  # deleted meanwhile, or missing: whoever called knows how to tell
             except OSError as error:
-                self._note(
+                self._findings.note(
                     ProblemKind.UNREADABLE_FILE,
                     segment.path,
                     str(error),
@@ -150,34 +119,8 @@ class PartitionInspection:
         self._inspect_order(segments)
         if producers and self._deep:
             self._inspect_aborts(segments, end)
-        self._inspect_side_files(segments)
+        SideFileInspection(view, segments, self._findings).run()
         return self._problems
-
-    # ---- notes ----
-
-    def _note(
-        self,
-        kind: ProblemKind,
-        path: Path | str,
-        detail: str,
-        *,
-        position: int = -1,
-        end_position: int = -1,
-        offsets: range | None = None,
-    ) -> None:
-        if isinstance(path, str):
-            path = self._directory.path / path
-        self._problems.append(Problem(kind, path, detail, position, end_position, offsets))
-
-    def _read(self, name: str) -> bytes | None:
-        """A small file's contents; None when it is not there or cannot be read."""
-        try:
-            return self._directory.read(name)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
-            return None
 
     # ---- the log ----
 
@@ -206,7 +149,7 @@ class PartitionInspection:
         while contents.stopped != "end":
             producers += contents.producers
             if contents.stopped == "legacy":
-                self._note(
+                self._findings.note(
                     ProblemKind.OLD_FORMAT,
                     segment.path,
                     contents.reason,
@@ -217,7 +160,7 @@ class PartitionInspection:
                 file, contents.position, limit, contents.next_offset, segment.offset_max
             )
             position, base, _ = sound or (limit, segment.end_offset, 0)
-            self._note(
+            self._findings.note(
                 ProblemKind.DAMAGED_BATCH,
                 segment.path,
                 contents.reason,
@@ -259,9 +202,9 @@ class PartitionInspection:
             # The walk over the batches has noted an old format already, with its position.
             noted = {problem.kind for problem in self._problems if problem.path == segment.path}
             if ProblemKind.OLD_FORMAT not in noted:
-                self._note(ProblemKind.UNAVAILABLE_CODEC, segment.path, str(error))
+                self._findings.note(ProblemKind.UNAVAILABLE_CODEC, segment.path, str(error))
         for position, end_position, start, stop, reason in scan.skipped:
-            self._note(
+            self._findings.note(
                 ProblemKind.DAMAGED_BATCH,
                 segment.path,
                 reason,
@@ -276,7 +219,7 @@ class PartitionInspection:
             return  # said so already
         wanted = self._look_at(segment).end_offset
         if contents.next_offset < wanted and segment.dense:
-            self._note(
+            self._findings.note(
                 ProblemKind.MISSING_RECORDS,
                 segment.path,
                 f"the file ends at offset {contents.next_offset}, not at {wanted}",
@@ -288,7 +231,7 @@ class PartitionInspection:
         """The cheap look: the first batch's header."""
         if segment.size_bytes < _HEADER_BYTES:
             if segment.size_bytes:
-                self._note(
+                self._findings.note(
                     ProblemKind.DAMAGED_BATCH,
                     segment.path,
                     f"{segment.size_bytes} bytes are too few for a batch",
@@ -299,13 +242,15 @@ class PartitionInspection:
         header = segment.file.pread(_HEADER_BYTES, 0)
         base, size = int.from_bytes(header[:8], "big"), int.from_bytes(header[8:12], "big")
         if header[16] in (0, 1):
-            self._note(ProblemKind.OLD_FORMAT, segment.path, f"magic {header[16]}", position=0)
+            self._findings.note(
+                ProblemKind.OLD_FORMAT, segment.path, f"magic {header[16]}", position=0
+            )
         elif (
             header[16] != 2
             or not segment.base_offset <= base <= segment.offset_max
             or not 49 <= size <= segment.size_bytes - 12
         ):
-            self._note(
+            self._findings.note(
                 ProblemKind.DAMAGED_BATCH,
                 segment.path,
                 f"a first batch at offset {base} of {size} bytes, magic {header[16]}",
@@ -317,7 +262,7 @@ class PartitionInspection:
         start = self._view.start_offset
         first = segments[0].base_offset
         if start < first:
-            self._note(
+            self._findings.note(
                 ProblemKind.MISSING_RECORDS,
                 segments[0].path,
                 f"the log starts at {start}, its first segment at {first}",
@@ -334,24 +279,20 @@ class PartitionInspection:
             name = segment_name(segment.base_offset, suffix)
             look = self._look_at(segment)
             entries = look.offsets if suffix == ".index" else look.times
-            raw = entries if look.live else self._read(name)
+            raw = entries if look.live else self._findings.read(name)
             if raw is None:
-                if segment.size_bytes and not self._is_unreadable(name):
-                    self._note(ProblemKind.MISSING_INDEX, name, "there is no such file")
+                if segment.size_bytes and not self._findings.has(name):
+                    self._findings.note(ProblemKind.MISSING_INDEX, name, "there is no such file")
                 continue
             entries = used_entries(raw, width)
             if len(entries) % width:
-                self._note(kind, name, f"{len(raw)} bytes are no whole number of entries")
+                self._findings.note(kind, name, f"{len(raw)} bytes are no whole number of entries")
             elif contents is not None and entries in _rebuilt(segment, contents, suffix):
                 continue
             elif suffix == ".index":
                 self._inspect_offset_entries(segment, name, entries)
             else:
                 self._inspect_time_entries(segment, name, entries, contents)
-
-    def _is_unreadable(self, name: str) -> bool:
-        path = self._directory.path / name
-        return any(p.path == path for p in self._problems)
 
     def _inspect_offset_entries(self, segment: Segment, name: str, entries: bytes) -> None:
         """Every entry leads to a batch that ends with its offset; the last one when it is cheap."""
@@ -363,7 +304,7 @@ class PartitionInspection:
             base = int.from_bytes(header[:8], "big")
             last = base + int.from_bytes(header[23:27], "big")
             if len(header) < _HEADER_BYTES or last != offset:
-                self._note(
+                self._findings.note(
                     ProblemKind.DAMAGED_INDEX,
                     name,
                     f"an index entry for offset {offset} leads to a batch of {base} to {last}",
@@ -377,7 +318,7 @@ class PartitionInspection:
         times = list(TimeIndex(segment.base_offset, entries))
         for number, (one, two) in enumerate(itertools.pairwise(times)):
             if not (one[0] < two[0] and one[1] <= two[1]):
-                self._note(
+                self._findings.note(
                     ProblemKind.DAMAGED_TIME_INDEX,
                     name,
                     f"entry {two} stands behind {one}",
@@ -387,7 +328,7 @@ class PartitionInspection:
         for number, (timestamp, offset) in enumerate(times):
             late = contents is not None and timestamp > contents.max_timestamp
             if timestamp < 0 or late or not segment.base_offset <= offset < segment.end_offset:
-                self._note(
+                self._findings.note(
                     ProblemKind.DAMAGED_TIME_INDEX,
                     name,
                     f"entry ({timestamp}, {offset}) is not of this segment",
@@ -403,22 +344,16 @@ class PartitionInspection:
             raise
         except OSError as error:
             name = Path(error.filename or "").name
-            if not self._is_unreadable(name):
-                self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            if not self._findings.has(name):
+                self._findings.note(ProblemKind.UNREADABLE_FILE, name, str(error))
         except CorruptLogError as error:
-            self._note(
+            self._findings.note(
                 ProblemKind.DAMAGED_TRANSACTION_INDEX,
                 Path(error.path),
                 error.reason,
                 position=error.position,
                 offsets=error.offsets or None,
             )
-
-    def _inspect_transaction_index(self, name: str, raw: bytes) -> None:
-        index = TransactionIndex(base_offset_of(name), raw)
-        fault = index.fault() if raw else "the file is empty"
-        if fault is not None:
-            self._note(ProblemKind.DAMAGED_TRANSACTION_INDEX, name, fault, position=0)
 
     # ---- digests ----
 
@@ -427,17 +362,17 @@ class PartitionInspection:
         try:
             digest = SegmentDigest.read(self._directory, segment.base_offset)
         except DamagedDigestError as error:
-            self._note(ProblemKind.DAMAGED_DIGEST, name, str(error))
+            self._findings.note(ProblemKind.DAMAGED_DIGEST, name, str(error))
             return
         except OSError as error:
-            self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
+            self._findings.note(ProblemKind.UNREADABLE_FILE, name, str(error))
             return
         if digest is None:
             return
         log_name = segment_name(segment.base_offset, ".log")
         found = self._digest_now(log_name)
         if sound and found is not None and not self._is_same(found, digest.log):
-            self._note(
+            self._findings.note(
                 ProblemKind.DIGEST_MISMATCH,
                 log_name,
                 _differs(found, digest.log),
@@ -449,20 +384,20 @@ class PartitionInspection:
             (".txnindex", ProblemKind.DAMAGED_TRANSACTION_INDEX),
         ):
             index_name = segment_name(segment.base_offset, suffix)
-            if self._is_unreadable(index_name):
+            if self._findings.has(index_name):
                 continue
             now, then = self._digest_now(index_name), digest.indexes.get(suffix)
             if now is None and then is not None:
                 missing = suffix == ".txnindex"
-                self._note(
+                self._findings.note(
                     kind if missing else ProblemKind.MISSING_INDEX,
                     index_name,
                     f"there is no such file; {then[0]} bytes were sealed",
                 )
             elif now is not None and then is None:
-                self._note(kind, index_name, f"there was no such file; now {now[0]} bytes")
+                self._findings.note(kind, index_name, f"there was no such file; now {now[0]} bytes")
             elif now is not None and then is not None and not self._is_same(now, then):
-                self._note(kind, index_name, _differs(now, then))
+                self._findings.note(kind, index_name, _differs(now, then))
 
     def _digest_now(self, name: str) -> FileDigest | None:
         with contextlib.suppress(FileNotFoundError):
@@ -473,132 +408,6 @@ class PartitionInspection:
 
     def _is_same(self, now: FileDigest, then: FileDigest) -> bool:
         return now == then if self._deep else now[0] == then[0]
-
-    # ---- beside the log ----
-
-    def _inspect_side_files(self, segments: Sequence[Segment]) -> None:
-        names = self._directory.names()
-        self._view.look()
-        with self._view.lock:  # after the listing: a roll that made one of these files is over
-            known = (*segments, *self._view.segments)
-        bases = {segment.base_offset for segment in known}
-        checks = {
-            PartitionState.NAME: self._inspect_state,
-            DurableMark.NAME: self._inspect_mark,
-            CleanerCheckpoint.NAME: self._inspect_cleaner,
-            StartMark.NAME: self._inspect_start,
-            LEADER_EPOCHS: self._inspect_epochs,
-            PARTITION_METADATA: self._inspect_metadata,
-            SWAP_PLAN: self._inspect_swap,
-            TRUNCATION_PLAN: self._inspect_truncation,
-            FailedSync.NAME: self._inspect_failed_sync,
-        }
-        for name in sorted(names):
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                if name in (*checks, *_WITHOUT_CONTENTS) and not self._directory.is_regular(name):
-                    self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
-                elif name in checks:
-                    checks[name]()
-                else:
-                    self._inspect_named(name, bases)
-
-    def _inspect_named(self, name: str, bases: set[int]) -> None:
-        if KEPT.match(name):
-            self._note(ProblemKind.KEPT_ASIDE, name, f"{self._directory.size(name)} bytes")
-        elif name.endswith((*TEMPORARY_SUFFIXES, ".tmp")):
-            self._note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
-        elif name.endswith(SEGMENT_SUFFIXES):
-            try:
-                base = base_offset_of(name)
-            except NotALogError as error:
-                self._note(ProblemKind.STRAY_FILE, name, str(error))
-                return
-            if not self._directory.is_regular(name):
-                self._note(ProblemKind.STRAY_FILE, name, "not a regular file")
-            elif name.endswith(SNAPSHOT_SUFFIX):
-                self._inspect_snapshot(name)
-            elif base not in bases and not name.endswith(".log"):
-                self._note(ProblemKind.STRAY_FILE, name, "there is no segment of that offset")
-            elif name.endswith(".txnindex") and (raw := self._read(name)) is not None:
-                self._inspect_transaction_index(name, raw)
-
-    def _inspect_snapshot(self, name: str) -> None:
-        raw = self._read(name)
-        if raw is not None:
-            try:
-                ProducerState.decode(raw)
-            except CorruptSnapshotError as error:
-                self._note(ProblemKind.DAMAGED_SNAPSHOT, name, str(error))
-
-    def _inspect_state(self) -> None:
-        # A writer beside us replaces it as a whole: there is no moment at which it is torn.
-        if PartitionState.read(self._directory) is None:
-            self._note(
-                ProblemKind.DAMAGED_STATE,
-                PartitionState.NAME,
-                "the checksum is wrong, or its numbers make no sense",
-            )
-
-    def _inspect_mark(self) -> None:
-        # Overwritten in place by a writer: look twice.
-        looks = [DurableMark.read(self._directory) for _ in range(2)]
-        if max(looks) < 0 and self._read(DurableMark.NAME):
-            self._note(ProblemKind.DAMAGED_STATE, DurableMark.NAME, "the checksum is wrong")
-
-    def _inspect_cleaner(self) -> None:
-        if CleanerCheckpoint.read(self._directory) < 0:
-            self._note(ProblemKind.DAMAGED_STATE, CleanerCheckpoint.NAME, "the checksum is wrong")
-
-    def _inspect_start(self) -> None:
-        if StartMark.read(self._directory) < 0:
-            self._note(ProblemKind.DAMAGED_STATE, StartMark.NAME, "the checksum is wrong")
-
-    def _inspect_epochs(self) -> None:
-        raw = self._read(LEADER_EPOCHS)
-        fault = None if raw is None else parse_leader_epochs(raw)
-        if isinstance(fault, str):
-            self._note(ProblemKind.DAMAGED_LEADER_EPOCHS, LEADER_EPOCHS, fault)
-
-    def _inspect_metadata(self) -> None:
-        try:
-            read_topic_id(self._directory)
-        except NotALogError as error:
-            self._note(ProblemKind.DAMAGED_METADATA, PARTITION_METADATA, str(error))
-        except OSError as error:
-            self._note(ProblemKind.UNREADABLE_FILE, PARTITION_METADATA, str(error))
-
-    def _inspect_swap(self) -> None:
-        plan = SwapPlan.read(self._directory)
-        if plan is None:
-            if self._directory.exists(SWAP_PLAN):
-                self._note(ProblemKind.DAMAGED_PLAN, SWAP_PLAN, "it is not whole")
-        else:
-            self._note(
-                ProblemKind.UNFINISHED_PLAN,
-                SWAP_PLAN,
-                f"segments {list(plan.old)} give way to one",
-                offsets=range(plan.old[0], plan.old[-1] + 1),
-            )
-
-    def _inspect_truncation(self) -> None:
-        plan = TruncationPlan.read(self._directory)
-        if plan is None:
-            self._note(ProblemKind.DAMAGED_PLAN, TRUNCATION_PLAN, "it is not whole")
-        else:
-            self._note(
-                ProblemKind.UNFINISHED_PLAN,
-                TRUNCATION_PLAN,
-                f"the log is to end at offset {plan.end_offset}",
-            )
-
-    def _inspect_failed_sync(self) -> None:
-        failed = FailedSync.read(self._directory)
-        if failed is not None:
-            self._note(
-                ProblemKind.FAILED_SYNC,
-                FailedSync.NAME,
-                f"durable up to offset {failed.durable_offset}: {failed.reason}",
-            )
 
 
 def _rebuilt(segment: Segment, contents: SegmentContents, suffix: str) -> tuple[bytes, ...]:

@@ -1,6 +1,6 @@
 """RootInspection: looks at the files of a store's root and lists what is wrong with them.
 
-What is in the partitions' directories is `logstore.inspection`'s.  Nothing is written, and no lock
+What is in the partitions' directories is `logstore.checking.partition_check`'s.  Nothing is written, and no lock
 is taken.
 """
 

@@ -25,9 +25,10 @@ from logstore.log.segment import Segment
 from logstore.log.state import DurableMark, PartitionState
 from logstore.partition.view import Cut, View
 from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.loader import DAMAGE_MESSAGE, Claims, LoadedLog, load
+from logstore.recovery.loader import Claims, LoadedLog, load
 from logstore.recovery.report import RecoveryProgress
 from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+from logstore.recovery.torn_tail import DAMAGE_MESSAGE
 from logstore.recovery.truncation_plan import TRUNCATION_PLAN
 
 __all__ = ["BesideWriter"]

@@ -18,12 +18,15 @@ import logging
 import threading
 
 from logstore.files.directory import Directory
+from logstore.files.names import segment_name
 from logstore.files.small_file import MISREAD, with_checksum, without_checksum
+from logstore.log.segment import Segment
 
-__all__ = ["FailedSync"]
+__all__ = ["FailedSync", "forget_cached", "write_to_new_file"]
 
 log = logging.getLogger("logstore.partition")
 
+_COPY_BYTES = 1 << 20
 _unwritten: dict[str, FailedSync] = {}
 _lock = threading.Lock()
 
@@ -76,6 +79,49 @@ class FailedSync:
         directory.sync()
         with _lock:
             _unwritten.pop(_identity(directory), None)
+
+
+def forget_cached(segment: Segment, directory: Directory, durable: int) -> None:
+    """Drop the cached pages of a segment above `durable`, so that they are read from the device.
+
+    A page that was never written back stays in the cache.  A page that a failed fsync marked as
+    clean is dropped.  With `durable` = -1 all pages are dropped.
+    """
+    position = 0
+    if segment.base_offset < durable:
+        position = max(0, segment.offset_index.lookup(durable)[1])
+    segment.release()
+    file = directory.open(segment_name(segment.base_offset, ".log"))
+    try:
+        file.forget(position, max(0, file.size() - position))
+    finally:
+        file.close()
+
+
+def write_to_new_file(segment: Segment, directory: Directory) -> None:
+    """Copy the .log file of a segment to a new file, which no failed fsync has touched."""
+    name = segment_name(segment.base_offset, ".log")
+    unfinished = f"{name}.tmp"
+    segment.release()
+    directory.unlink(unfinished)
+    source = directory.open(name)
+    try:
+        target = directory.open(unfinished, write=True, create=True, exclusive=True)
+        try:
+            position = 0
+            while piece := source.pread(_COPY_BYTES, position):
+                target.append_at(piece, position)
+                position += len(piece)
+            target.sync()
+        finally:
+            target.close()
+    finally:
+        source.close()
+    directory.rename(unfinished, name)
+    directory.sync()
+    logging.getLogger("logstore.recovery").warning(
+        "%s written anew after a failed fsync", segment.path
+    )
 
 
 def _identity(directory: Directory) -> str:

@@ -1,13 +1,7 @@
 """Recovery: from a directory, however it was left, to segments that can be read and appended to.
 
-The rule that matters: a torn tail and damage are told apart.
-
-- A batch that is not sound, with nothing sound behind it and nothing that says it was ever durable,
-  is the torn end of an append.  Its bytes are copied aside and cut off.
-- Anything else is damage: it stays where it is, is reported, and hides only its own offsets.  The
-  one exception is a power cut (the machine has booted since, and the place lies above everything
-  known to be durable): there the kernel may have kept a later page and lost an earlier one, and the
-  log is a prefix of what was written, as promised; what is cut off is kept aside, too.
+`torn_tail` recovers one segment: it decides between a torn tail and damage.  The loader decides
+which segments are recovered, and finishes what an earlier process left half-done.
 
 An I/O error while reading is never evidence of either: it is raised, and nothing is changed.
 Recovery may be killed at any point and run again.  A cleanly closed log is opened from file names,
@@ -19,13 +13,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from logstore import _native
-from logstore.errors import DiskFullError, NotALogError, UnsupportedFormatError
+from logstore.errors import NotALogError
 from logstore.files.boot import boot_id
 from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME
@@ -33,7 +25,6 @@ from logstore.files.names import SEGMENT_SUFFIXES, TEMPORARY_SUFFIXES, base_offs
 from logstore.log.epochs import LeaderEpochs, read_leader_epochs
 from logstore.log.segment import Segment
 from logstore.log.segment_contents import SegmentContents, empty_contents
-from logstore.log.segment_digest import SegmentDigest
 from logstore.log.state import (
     CleanerCheckpoint,
     DurableMark,
@@ -41,9 +32,10 @@ from logstore.log.state import (
     StartMark,
     lists_of_aborts,
 )
-from logstore.recovery.failed_sync import FailedSync
-from logstore.recovery.report import Damage, RecoveryProgress, RecoveryReport, TornTail
+from logstore.recovery.failed_sync import FailedSync, forget_cached, write_to_new_file
+from logstore.recovery.report import Damage, RecoveryProgress, RecoveryReport
 from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
+from logstore.recovery.torn_tail import BESIDE_LOG, DAMAGE_MESSAGE, SegmentRecovery
 from logstore.recovery.truncation_plan import TRUNCATION_PLAN, TruncationPlan
 from logstore.recovery.wide_segments import split_wide_segments
 
@@ -52,12 +44,6 @@ __all__ = ["load"]
 log = logging.getLogger("logstore.recovery")
 
 
-TORN = re.compile(r".+\.torn-\d+\Z")
-TORN_FILES_MAX = 16  # kept in one directory
-TORN_BYTES_MAX = 64 << 20  # kept of one torn tail
-DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
-_COPY_BYTES = 1 << 20
-BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
 INT64_MAX = (1 << 63) - 1
 
 
@@ -163,9 +149,8 @@ class _Loader:
         self.directory = directory
         self.make_segment = make_segment
         self.readonly = readonly
-        self.progress = progress
         self.report = RecoveryReport()
-        self.total_bytes = 0
+        self.tail = SegmentRecovery(directory, self.report, readonly, progress)
         self.mark = -1
         self.epochs = LeaderEpochs()
         self.state: PartitionState | None = None
@@ -363,29 +348,6 @@ class _Loader:
             if index and base_offset_of(name) not in logs:
                 self.remove(name)
 
-    def set_aside(self, segment: Segment, why: str) -> None:
-        """Keep a whole segment under a name that nobody loads."""
-        name = segment_name(segment.base_offset, ".log")
-        kept = self.torn_name(name)
-        self.directory.rename(name, kept)
-        for suffix in BESIDE_LOG:
-            self.directory.unlink(segment_name(segment.base_offset, suffix))
-        self.report.set_aside.append(self.directory.path / kept)
-        log.warning("%s set aside as %s: %s", segment.path, kept, why)
-
-    def torn_name(self, name: str) -> str:
-        """A name for what is kept aside; the oldest goes when there are many."""
-        kept = [each for each in self.directory.names() if TORN.match(each)]
-        kept.sort(key=lambda each: (self.directory.modified_ms(each), each))
-        for each in kept[: max(0, len(kept) - TORN_FILES_MAX + 1)]:
-            self.remove(each)
-            log.warning("%s/%s removed: more than %d such files",
-                        self.directory.path, each, TORN_FILES_MAX)  # fmt: skip
-        number = 1
-        while f"{name}.torn-{number}" in kept:
-            number += 1
-        return f"{name}.torn-{number}"
-
     # ---- after a clean close ----
 
     def matches(self, state: PartitionState, segments: list[Segment]) -> bool:
@@ -411,9 +373,9 @@ class _Loader:
                          state.end_offset, state.dense_from, self.report)  # fmt: skip
 
     def rebuild_indexes(self, segment: Segment) -> None:
-        contents = self.walk(segment)
+        contents = self.tail.walk(segment)
         if not self.readonly:
-            self.write_indexes(segment, contents, sync=False)
+            self.tail.write_indexes(segment, contents, sync=False)
         self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
 
     # ---- after a crash ----
@@ -451,7 +413,7 @@ class _Loader:
             and not segments[-1].size_bytes
         ):
             first = self.drop_empty_last(segments, first)
-        self.total_bytes = sum(segment.size_bytes for segment in segments[first:])
+        self.tail.total_bytes = sum(segment.size_bytes for segment in segments[first:])
         needs_roll = False
         producers = 0
         contents = empty_contents(segments[first].base_offset)
@@ -461,8 +423,8 @@ class _Loader:
             if not self.readonly and (self.failed is not None or (same_boot and mark >= 0)):
                 # Without a mark no sync has ended here, and a log of many bytes is read from
                 # memory; with one, only what lies above it is read from the device.
-                self.forget_cached(segment, durable)
-            found, damaged_tail, cut = self.recover(segment, last, durable, same_boot)
+                forget_cached(segment, self.directory, durable if self.failed is None else -1)
+            found, damaged_tail, cut = self.tail.recover(segment, last, durable, same_boot)
             contents = found
             self.note_epochs(found)
             producers += found.producers
@@ -471,17 +433,18 @@ class _Loader:
             if last and not needs_roll and contents.next_offset < known_end:
                 # Every batch that is left is sound, but durable ones behind them are gone.
                 lost = contents._replace(reason="the file ends before its records do")
-                self.note_damage(segment, lost, contents.position, durable)
+                self.tail.note_damage(segment, lost, contents.position, durable)
                 needs_roll = True
             if cut and not last:
                 for later in segments[number + 1 :]:
-                    self.set_aside(later, "a power cut lost records before it")
+                    self.tail.set_aside(later, "a power cut lost records before it")
                 segments = segments[: number + 1]
                 segment.next_base = None
                 break
         if self.failed is not None and not self.readonly:
             for segment in segments[first:]:
-                self.write_anew(segment)
+                write_to_new_file(segment, self.directory)
+                self.report.rewritten.append(segment.path)
             FailedSync.remove(self.directory)
         lost_end = durable if needs_roll else -1
         if needs_roll and not self.readonly:
@@ -493,47 +456,6 @@ class _Loader:
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
                          needs_roll=needs_roll, lost_end=lost_end,
                          quiet_from=quiet_from)  # fmt: skip
-
-    # ---- after a failed fsync ----
-
-    def forget_cached(self, segment: Segment, durable: int) -> None:
-        """Have the bytes above the durable mark read from the device, not from memory.
-
-        Pages that were never written back stay; those that a failed fsync left look clean and go.
-        """
-        position = 0
-        if self.failed is None and segment.base_offset < durable:
-            position = max(0, segment.offset_index.lookup(durable)[1])
-        segment.release()
-        file = self.directory.open(segment_name(segment.base_offset, ".log"))
-        try:
-            file.forget(position, max(0, file.size() - position))
-        finally:
-            file.close()
-
-    def write_anew(self, segment: Segment) -> None:
-        """Put what was found sound into a new file, which no failed fsync has touched."""
-        name = segment_name(segment.base_offset, ".log")
-        unfinished = f"{name}.tmp"
-        segment.release()
-        self.directory.unlink(unfinished)
-        source = self.directory.open(name)
-        try:
-            target = self.directory.open(unfinished, write=True, create=True, exclusive=True)
-            try:
-                position = 0
-                while piece := source.pread(_COPY_BYTES, position):
-                    target.append_at(piece, position)
-                    position += len(piece)
-                target.sync()
-            finally:
-                target.close()
-        finally:
-            source.close()
-        self.directory.rename(unfinished, name)
-        self.directory.sync()
-        self.report.rewritten.append(self.directory.path / name)
-        log.warning("%s written anew after a failed fsync", segment.path)
 
     # ---- leader epochs ----
 
@@ -575,154 +497,12 @@ class _Loader:
             previous.next_base = None
         return min(first, len(segments) - 1)
 
-    def walk(
-        self, segment: Segment, position: int = 0, next_offset: int | None = None
-    ) -> SegmentContents:
-        before = self.report.bytes_checked
-
-        def moved(now: int) -> None:
-            self.report.bytes_checked = before + now - position
-            if self.progress is not None:
-                self.progress(self.report.bytes_checked, self.total_bytes)
-
-        return segment.walk(position, next_offset=next_offset, progress=moved)
-
-    def recover(
-        self, segment: Segment, last: bool, durable: int, same_boot: bool
-    ) -> tuple[SegmentContents, bool, bool]:
-        """Check one segment: its contents, whether it ends in damage, whether it was cut."""
-        size = segment.size_bytes
-        self.report.segments_checked += 1
-        contents = self.walk(segment)
-        damaged_tail = cut = False
-        while contents.stopped != "end":
-            if contents.stopped == "legacy":
-                raise UnsupportedFormatError(
-                    f"{segment.path} at byte {contents.position}: message format 0 or 1, written "
-                    f"by Kafka 0.10 or older; let a Kafka 3.x broker rewrite the topic in format 2"
-                )
-            known_durable = contents.next_offset < durable
-            sound = _native.find_batch(
-                segment.file, contents.position, size, contents.next_offset, segment.offset_max
-            )
-            power_cut = not same_boot and not known_durable
-            if sound is not None and not power_cut:
-                position, base, _ = sound
-                self.note_damage(segment, contents, position, base)
-                later = self.walk(segment, position, base)
-                contents = contents.followed_by(later)
-                continue
-            if sound is None and (known_durable or (not last and not power_cut)):
-                end = max(durable, segment.next_base or 0) if not last else durable
-                self.note_damage(segment, contents, size, end)
-                contents = contents._replace(position=size, stopped="end")
-                damaged_tail = True
-                break
-            cut = True
-            self.cut(segment, contents, size)
-            contents = contents._replace(stopped="end")
-        if not (last or same_boot or damaged_tail) and segment.dense:
-            # Sound as far as it goes; yet what lay before the next segment may have been lost, and
-            # at the end of a batch that leaves no other trace.
-            cut |= durable <= contents.next_offset < (segment.next_base or 0)
-        if not self.readonly:
-            self.refresh_indexes(segment, contents)
-        return contents, damaged_tail, cut
-
-    def note_damage(
-        self, segment: Segment, contents: SegmentContents, end_position: int, end_offset: int
-    ) -> None:
-        damage = Damage(
-            segment.path,
-            contents.position,
-            end_position,
-            range(contents.next_offset, max(contents.next_offset, end_offset)),
-            contents.reason,
-        )
-        self.report.damage.append(damage)
-        if not self.readonly:  # beside a writer it may be a cut: see Partition
-            log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
-
-    def cut(self, segment: Segment, contents: SegmentContents, size: int) -> None:
-        """Cut a torn tail off, its bytes kept aside first."""
-        position = contents.position
-        kept: Path | None = None
-        if not self.readonly:
-            kept = self.copy_aside(segment, position, size)
-            SegmentDigest.remove(self.directory, segment.base_offset)
-            file = self.directory.open(segment_name(segment.base_offset, ".log"), write=True)
-            try:
-                file.truncate(position)
-                file.sync()
-            finally:
-                file.close()
-            segment.release()
-        self.report.torn.append(
-            TornTail(
-                segment.path, position, size - position, contents.next_offset, kept, contents.reason
-            )
-        )
-        log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
-
-    def copy_aside(self, segment: Segment, position: int, size: int) -> Path | None:
-        """Keep the first bytes of what is cut; nothing when they are zeros or the disk is full."""
-        kept: str | None = None
-        target: _native.File | None = None
-        start = position
-        size = min(size, position + TORN_BYTES_MAX)
-        try:
-            while position < size:
-                piece = segment.file.pread(min(_COPY_BYTES, size - position), position)
-                if not piece:
-                    break
-                if target is None and piece.strip(b"\0"):
-                    kept = self.torn_name(segment_name(segment.base_offset, ".log"))
-                    target = self.directory.open(kept, write=True, create=True, exclusive=True)
-                if target is not None:
-                    target.append_at(piece, position - start)
-                position += len(piece)
-            if target is not None:
-                target.sync()
-        except DiskFullError as error:
-            # Nobody was ever promised these bytes; opening the log must not need room for them.
-            log.warning(
-                "%s: the torn bytes at %d are not kept: %s", segment.path, start, str(error)
-            )
-            if kept is not None:
-                self.directory.unlink(kept)
-            kept = None
-        finally:
-            if target is not None:
-                target.close()
-        return None if kept is None else self.directory.path / kept
-
-    def refresh_indexes(self, segment: Segment, contents: SegmentContents) -> None:
-        """Write the index files anew where they differ from what the log says."""
-        names = (segment_name(segment.base_offset, suffix) for suffix in (".index", ".timeindex"))
-        try:
-            held = [self.directory.read(name) for name in names]
-        except FileNotFoundError:
-            held = []
-        wanted = [contents.offsets, segment.final_times(contents)]
-        if held != wanted:
-            self.write_indexes(segment, contents, sync=True)
-            self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))
-
-    def write_indexes(self, segment: Segment, contents: SegmentContents, *, sync: bool) -> None:
-        try:
-            segment.write_indexes(contents, sync=sync)
-        except DiskFullError as error:
-            log.warning("%s: no room for its indexes, which are made when needed: %s",
-                        segment.path, str(error))  # fmt: skip
-            for suffix in (".index", ".timeindex"):
-                self.directory.unlink(segment_name(segment.base_offset, suffix))
-
     def restart_at(self, start: int, loaded: LoadedLog) -> LoadedLog:
         """The log ends below its own start: nothing of it is valid any more."""
         for segment in loaded.segments:
             if not self.readonly:
                 segment.release()
-                self.set_aside(segment, f"the log ends below its start offset {start}")
+                self.tail.set_aside(segment, f"the log ends below its start offset {start}")
         if not self.readonly:
             for name in self.directory.names():
                 if name.endswith(".snapshot"):

@@ -763,10 +763,14 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
         "logstore.recovery.loader._Loader.finish_truncation",
         nothing,
     ),
-    "open: a torn tail stays": (torn_tail, "logstore.recovery.loader._Loader.cut", nothing),
+    "open: a torn tail stays": (
+        torn_tail,
+        "logstore.recovery.torn_tail.SegmentRecovery.cut",
+        nothing,
+    ),
     "open: a torn tail is not kept": (
         torn_tail,
-        "logstore.recovery.loader._Loader.copy_aside",
+        "logstore.recovery.torn_tail.SegmentRecovery.copy_aside",
         nothing,
     ),
     "open: anybody's directory": (

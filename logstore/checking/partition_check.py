@@ -23,8 +23,8 @@ from logstore.checking.problem import Problem, ProblemKind, Severity
 from logstore.checking.side_file_check import SideFileInspection
 from logstore.errors import CorruptLogError, UnsupportedFormatError
 from logstore.files.names import segment_name
-from logstore.format.index import OffsetIndex, TimeIndex
-from logstore.log.segment import Segment, used_entries
+from logstore.format.index import OffsetIndex, TimeIndex, used_entries
+from logstore.log.segment import Segment
 from logstore.log.segment_contents import SegmentContents
 from logstore.log.segment_digest import (
     DIGEST_SUFFIX,

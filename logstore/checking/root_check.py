@@ -1,7 +1,7 @@
 """RootInspection: looks at the files of a store's root and lists what is wrong with them.
 
-What is in the partitions' directories is `logstore.checking.partition_check`'s.  Nothing is written, and no lock
-is taken.
+The files of the partitions are checked by `partition_check`.  Nothing is written, and no lock is
+taken.
 """
 
 from __future__ import annotations

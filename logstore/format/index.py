@@ -15,7 +15,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from logstore import _native
 
-__all__ = ["AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex"]
+__all__ = ["AbortedTransaction", "OffsetIndex", "TimeIndex", "TransactionIndex", "used_entries"]
 
 _OFFSET = struct.Struct(">ii")
 _TIME = struct.Struct(">qi")
@@ -234,3 +234,11 @@ def pack_aborted(aborted: Iterable[AbortedTransaction]) -> bytes:
     """What a C scan is told not to show: (producer id, first, last offset), sorted."""
     pack = _RANGE.pack
     return b"".join(sorted([pack(entry[0], entry[1], entry[2]) for entry in aborted]))
+
+
+def used_entries(entries: bytes, entry_bytes: int) -> bytes:
+    """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
+    if len(entries) <= entry_bytes or not entries.endswith(b"\0" * entry_bytes):
+        return entries  # a single entry of zeros is time 0 at the base offset
+    used = len(entries.rstrip(b"\0"))
+    return entries[: -(-used // entry_bytes) * entry_bytes]

@@ -21,13 +21,24 @@ from logstore.errors import CorruptLogError, UnsupportedFormatError
 from logstore.files.directory import Directory
 from logstore.files.names import segment_name
 from logstore.format import codecs
-from logstore.format.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.format.index import (
+    AbortedTransaction,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+    used_entries,
+)
 from logstore.log.segment_contents import READ_BYTES, SegmentContents, decompress
-from logstore.log.segment_digest import FileDigest, SegmentDigest, digest
-from logstore.log.segment_summary import NO_TIME, UNKNOWN_TIME, SegmentSummary
+from logstore.log.segment_digest import SegmentDigest, digest
+from logstore.log.segment_summary import (
+    NO_TIME,
+    UNKNOWN_TIME,
+    SegmentSummary,
+    noted_transactions,
+)
 from logstore.record import Record
 
-__all__ = ["Segment", "used_entries"]
+__all__ = ["Segment"]
 
 RELATIVE_MAX = (1 << 31) - 1
 OFFSET_MAX = (1 << 63) - 2  # so that the offset after it can still be told
@@ -165,7 +176,7 @@ class Segment:
                 index = TransactionIndex(self.base_offset, entries)
                 # There is a file only where there was something to list.
                 fault = index.fault() if entries else "the file is empty"
-                noted = self._noted_transactions()
+                noted = noted_transactions(self._directory, self.base_offset, self.size_bytes)
                 if fault is None and noted is not None and noted != digest(entries):
                     fault = "it is not what was noted when the segment was left"
             except FileNotFoundError:
@@ -175,24 +186,10 @@ class Segment:
             self._transactions = index
         return index
 
-    def _noted_transactions(self) -> FileDigest | None:
-        """What the list of aborted transactions was when the segment was left; None: not noted.
-
-        Kafka's file has no checksum: where ours says nothing either, it is believed.
-        """
-        size = self.size_bytes
-        summary = SegmentSummary.read(self._directory, self.base_offset, size)
-        if summary is not None and summary.aborted is not None:
-            return summary.aborted
-        files = SegmentDigest.known(self._directory, self.base_offset)
-        if files is None or files.log[0] != size:
-            return None
-        return files.indexes.get(".txnindex", (0, 0))
-
     @property
     def transactions_noted(self) -> bool:
         """Whether a change of its list of aborted transactions would be seen."""
-        return self._noted_transactions() is not None
+        return noted_transactions(self._directory, self.base_offset, self.size_bytes) is not None
 
     def adopt_transactions(self, index: TransactionIndex) -> None:
         """Use this instead of the file, until `release`."""
@@ -509,41 +506,9 @@ class Segment:
 
     def check(self) -> None:
         """Verify every batch, every record and every index entry; raise CorruptLogError."""
-        self.verified()
+        from logstore.log.segment_check import verify  # at start-up it is not needed
 
-    def verified(self) -> SegmentContents:
-        """What is in it, once all of it was found sound; raises CorruptLogError."""
-        limit = self.file.end if not self.sealed else self.file.size()
-        contents = self.walk(limit=limit)
-        if contents.stopped != "end":
-            raise CorruptLogError(
-                contents.reason,
-                path=self.path,
-                position=contents.position,
-                start_offset=contents.next_offset,
-                end_offset=self.end_offset,
-            )
-        chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
-        scan = self.scan()
-        while scan.fill(chunk):
-            chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
-        # The index files of a segment that another process appends to may lag behind a cut.
-        if self.sealed or self.writer is not None:
-            self._check_index_entries()
-        return contents
-
-    def _check_index_entries(self) -> None:
-        path = self._directory.path / segment_name(self.base_offset, ".index")
-        for offset, position in self.offset_index:
-            header = self.file.pread(61, position) if position >= 0 else b""
-            base = int.from_bytes(header[:8], "big")
-            last = base + int.from_bytes(header[23:27], "big")
-            if len(header) < 61 or last != offset:
-                raise CorruptLogError(
-                    f"an index entry for offset {offset} leads to a batch of {base} to {last}",
-                    path=path,
-                    position=position,
-                )
+        verify(self)
 
     # ---- the active segment ----
 
@@ -627,30 +592,3 @@ class Segment:
     def indexes_crc(self) -> int:
         """A checksum over both indexes."""
         return _native.crc32c(self.time_index.entries, _native.crc32c(self.offset_index.entries))
-
-    def contents_from_indexes(self, size: int, next_offset: int, first: int) -> SegmentContents:
-        """What `walk` would find, believed from the index files after a clean close."""
-        offsets, times = self.offset_index, self.time_index
-        timestamp, offset = times.last_entry
-        return SegmentContents(
-            position=size,
-            next_offset=next_offset,
-            batches=0,
-            producers=0,
-            first_timestamp=first,
-            max_timestamp=timestamp,
-            max_timestamp_offset=offset,
-            last_indexed_position=offsets[-1][1] if len(offsets) else 0,
-            offsets=offsets.entries,
-            times=times.entries,
-            stopped="end",
-            reason="",
-        )
-
-
-def used_entries(entries: bytes, entry_bytes: int) -> bytes:
-    """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
-    if len(entries) <= entry_bytes or not entries.endswith(b"\0" * entry_bytes):
-        return entries  # a single entry of zeros is time 0 at the base offset
-    used = len(entries.rstrip(b"\0"))
-    return entries[: -(-used // entry_bytes) * entry_bytes]

@@ -7,7 +7,7 @@ import struct
 from typing import NamedTuple
 
 from logstore.format import codecs
-from logstore.format.index import TimeIndex
+from logstore.format.index import OffsetIndex, TimeIndex
 
 __all__ = ["SegmentContents"]
 
@@ -90,6 +90,27 @@ def empty_contents(base_offset: int) -> SegmentContents:
         last_indexed_position=0,
         offsets=b"",
         times=b"",
+        stopped="end",
+        reason="",
+    )
+
+
+def contents_from_indexes(
+    offsets: OffsetIndex, times: TimeIndex, *, size: int, next_offset: int, first_timestamp: int
+) -> SegmentContents:
+    """Return what `walk` would find, taken from the index files after a clean close."""
+    timestamp, offset = times.last_entry
+    return SegmentContents(
+        position=size,
+        next_offset=next_offset,
+        batches=0,
+        producers=0,
+        first_timestamp=first_timestamp,
+        max_timestamp=timestamp,
+        max_timestamp_offset=offset,
+        last_indexed_position=offsets[-1][1] if len(offsets) else 0,
+        offsets=offsets.entries,
+        times=times.entries,
         stopped="end",
         reason="",
     )

@@ -13,8 +13,9 @@ from logstore.config import INT64_MAX
 from logstore.files.directory import Directory
 from logstore.files.names import segment_name
 from logstore.files.small_file import MISREAD, with_checksum, without_checksum
+from logstore.log.segment_digest import FileDigest, SegmentDigest
 
-__all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary"]
+__all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary", "noted_transactions"]
 
 NO_TIME = INT64_MAX  # there is no record yet: the next one's is the least
 UNKNOWN_TIME = -INT64_MAX - 1
@@ -60,3 +61,20 @@ class SegmentSummary(NamedTuple):
         found = cls.read(directory, base_offset, size_bytes)
         known = found is not None and UNKNOWN_TIME < found.min_timestamp < NO_TIME
         return found.min_timestamp if found is not None and known else UNKNOWN_TIME
+
+
+def noted_transactions(
+    directory: Directory, base_offset: int, size_bytes: int
+) -> FileDigest | None:
+    """Return size and checksum of the .txnindex file when the segment was sealed.
+
+    None: neither the summary nor the digest of a segment of `size_bytes` has them.  Kafka's file
+    has no checksum: then it is used as it is.
+    """
+    summary = SegmentSummary.read(directory, base_offset, size_bytes)
+    if summary is not None and summary.aborted is not None:
+        return summary.aborted
+    files = SegmentDigest.known(directory, base_offset)
+    if files is None or files.log[0] != size_bytes:
+        return None
+    return files.indexes.get(".txnindex", (0, 0))

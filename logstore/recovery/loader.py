@@ -24,7 +24,7 @@ from logstore.files.disk_reserve import RESERVE_NAME
 from logstore.files.names import SEGMENT_SUFFIXES, TEMPORARY_SUFFIXES, base_offset_of, segment_name
 from logstore.log.epochs import LeaderEpochs, read_leader_epochs
 from logstore.log.segment import Segment
-from logstore.log.segment_contents import SegmentContents, empty_contents
+from logstore.log.segment_contents import SegmentContents, contents_from_indexes, empty_contents
 from logstore.log.state import (
     CleanerCheckpoint,
     DurableMark,
@@ -366,8 +366,12 @@ class _Loader:
             if segment_name(segment.base_offset, ".index") not in names:
                 self.rebuild_indexes(segment)
         active = segments[-1]
-        contents = active.contents_from_indexes(
-            state.active_bytes, state.end_offset, state.first_timestamp
+        contents = contents_from_indexes(
+            active.offset_index,
+            active.time_index,
+            size=state.active_bytes,
+            next_offset=state.end_offset,
+            first_timestamp=state.first_timestamp,
         )
         return LoadedLog(segments, contents, state.start_offset, state.end_offset,
                          state.end_offset, state.dense_from, self.report)  # fmt: skip

@@ -156,10 +156,8 @@ _PUBLIC = {
         "RecoveryReport",
         "TornTail",
     ),
-    "store.store": (
-        "Store",
-        "StoreRecovery",
-    ),
+    "store.recovery_report": ("StoreRecovery",),
+    "store.store": ("Store",),
     "store.topic": (
         "PartitionDescription",
         "Position",

@@ -278,11 +278,11 @@ from logstore.serialization import (
 from logstore.serialization import (
     SerializationError as SerializationError,
 )
-from logstore.store.store import (
-    Store as Store,
+from logstore.store.recovery_report import (
+    StoreRecovery as StoreRecovery,
 )
 from logstore.store.store import (
-    StoreRecovery as StoreRecovery,
+    Store as Store,
 )
 from logstore.store.topic import (
     PartitionDescription as PartitionDescription,

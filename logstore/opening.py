@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from logstore.clock import Clock
@@ -19,8 +20,7 @@ from logstore.errors import LogStoreError
 from logstore.files.disk_reserve import STORE_RESERVE_BYTES
 from logstore.partitioner import Partitioner
 from logstore.recovery.report import RecoveryProgress
-from logstore.store.store import Store
-from logstore.store.store import open as open_store
+from logstore.store.store import Store, open_store
 
 __all__ = ["open"]
 
@@ -40,22 +40,31 @@ def open(
     reserve_bytes: int = STORE_RESERVE_BYTES,
     allow_unsafe_fs: bool = False,
 ) -> Store:
-    store = open_store(path, readonly=readonly, create=create, durability=durability,
+    """Open a directory of topics, creating it if it is missing.
+
+    `config` is what topics without a setting of their own use; like `partitioner`, which chooses
+    partitions for all topics, it is not stored.  `progress` is called with (bytes checked, bytes
+    found so far) while partitions are recovered after a crash, from several threads.
+    `reserve_bytes` of the disk are kept for deleting, closing and recovering when it is full.
+
+    Raises LockedError when another process, store, partition or broker writes there,
+    FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
+    holds something else, and UnsafeFileSystemError on a network file system, unless
+    ``allow_unsafe_fs=True``.
+    """
+    store = open_store(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
                        progress=progress, reserve_bytes=reserve_bytes,
                        allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
     try:
         store.verify_transaction = _verify_transaction
-        foreign = store._left.foreign
+        foreign = store.recovery.foreign
         if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
             _finish_transactions(store, abort_ongoing=not foreign)
     except BaseException:
         store.close()
         raise
     return store
-
-
-open.__doc__ = open_store.__doc__
 
 
 def _verify_transaction(

@@ -42,7 +42,7 @@ def partitions_of(store: Store, topics: Iterable[str]) -> dict[str, list[int]]:
     found = {}
     for topic in topics:
         with contextlib.suppress(UnknownTopicError):
-            found[topic] = list(store[topic]._numbers)
+            found[topic] = list(store[topic].partition_numbers)
     return found
 
 

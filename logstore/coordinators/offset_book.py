@@ -176,7 +176,7 @@ class OffsetBook(Closeable):
             if CONSUMER_OFFSETS not in self._store:
                 return shelf.ledger
             topic = self._store[CONSUMER_OFFSETS]
-            if shelf.number not in [*topic._numbers]:
+            if shelf.number not in topic.partition_numbers:
                 return shelf.ledger
             log = shelf.log = topic[shelf.number]
         end = log.end_offset

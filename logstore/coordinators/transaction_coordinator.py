@@ -125,7 +125,7 @@ class Transactions(Closeable):
         )
         if TRANSACTION_STATE in self._store:
             topic = self._store[TRANSACTION_STATE]
-            for number in list(topic._numbers):
+            for number in topic.partition_numbers:
                 try:
                     self._replay(topic[number], machine)
                 except (LogStoreError, OSError) as error:

@@ -103,10 +103,11 @@ class RootCheckpoints:
                 del offsets[key]
         return any(gone & written.keys() for written in self._written.values())
 
-    def write(self, vouching: Iterable[Partition]) -> None:
-        """Note these partitions and write; a file that would say the same is left as it is."""
-        for partition in vouching:
-            self.note(partition)
+    def write(self, opened: Iterable[Partition]) -> None:
+        """Note the partitions that are usable and write; an unchanged file is left as it is."""
+        for partition in opened:
+            if not partition.closed and partition.failure is None:
+                self.note(partition)
         changed = {
             name: offsets
             for name, offsets in self._by_name.items()

@@ -21,14 +21,11 @@ import errno
 import functools
 import logging
 import os
-import resource
-import sys
 import threading
-import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -39,38 +36,35 @@ from logstore.errors import (
     ClosedError,
     ForkedHandleError,
     LogStoreError,
-    NotALogError,
     ReadOnlyError,
     TopicExistsError,
     UnknownTopicError,
 )
 from logstore.files.directory import Directory
-from logstore.files.disk_reserve import RESERVE_NAME, STORE_RESERVE_BYTES, Reserve
+from logstore.files.disk_reserve import Reserve
 from logstore.files.filesystem import require_safe
 from logstore.files.lock import DirectoryLock
-from logstore.files.names import segment_name
-from logstore.log.epochs import LEADER_EPOCHS
-from logstore.log.segment_digest import DIGEST_SUFFIX
-from logstore.log.state import CleanerCheckpoint, DurableMark, PartitionState
-from logstore.log.topic_id import PARTITION_METADATA, new_uuid, read_topic_id, topic_id_text
+from logstore.log.topic_id import new_uuid
 from logstore.partition.active_log import WritableLog
 from logstore.partition.partition import Partition
-from logstore.partitioner import KeyPartitioner, Partitioner
-from logstore.recovery.report import RecoveryProgress, RecoveryReport
+from logstore.partitioner import Partitioner
+from logstore.recovery.report import RecoveryProgress
 from logstore.root.catalogue import (
     PARTITIONS_MAX,
-    Catalogue,
     TopicEntry,
-    is_deleted,
-    partition_directories,
 )
-from logstore.root.checkpoint_twin import CheckpointTwin
-from logstore.root.checkpoints import CHECKPOINTS, TopicPartition
+from logstore.root.checkpoints import TopicPartition
 from logstore.root.clean_shutdown import CleanShutdown
 from logstore.root.identity import NodeIdentity
 from logstore.root.producer_ids import ProducerIds
+from logstore.store.descriptors import IdlePartitions, make_room_for_files
+from logstore.store.recovery_pool import at_once, recover_partitions
+from logstore.store.recovery_report import StoreRecovery
 from logstore.store.root_checkpoints import RootCheckpoints
-from logstore.store.topic import Topic, TopicDescription, check_topic_name
+from logstore.store.root_files import forget_state, refuse_foreign, sweep_temporary
+from logstore.store.topic import Topic, TopicDescription
+from logstore.store.topic_changes import TopicChanges, own_settings
+from logstore.store.topic_table import TopicTable
 from logstore.waking import uninterrupted
 
 if TYPE_CHECKING:  # imported by those who look for damage, or delete
@@ -78,70 +72,14 @@ if TYPE_CHECKING:  # imported by those who look for damage, or delete
     from logstore.checking.problem import Problem
     from logstore.log.retention import RetentionDecision
 
-__all__ = ["Store", "StoreRecovery", "open"]
+__all__ = ["Store", "open_store"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Closeable)
 
 log = logging.getLogger("logstore.store")
 
-RECOVERY_THREADS = min(8, 2 * (os.cpu_count() or 1))
-FILES_PER_PARTITION = 4  # descriptors of one that is written: directory, log, mark, one to spare
-FILES_RESERVED = 128  # for everything else in the process
-FILES_SPARE = 3  # what closing one partition needs at once
-SETTLED_NS = 1_000_000_000  # a directory's time that is older than this tells of every change
-
-COMMITTED_OFFSETS = "__consumer_offsets"  # where offsets of deleted topics have to go as well
-
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-@dataclasses.dataclass(slots=True)
-class StoreRecovery:
-    """What opening found.  ``store.recovery``.
-
-    `partitions`: the report of each that had to be checked; `failed`: those that could not be
-    opened, and why.  Using one of these raises that error; all others can be used.  `unfinished`:
-    directories and topics on their way out that could not be removed, and why; they are out of
-    sight, and the next open tries again.
-    """
-
-    clean: bool = True
-    partitions: dict[str, RecoveryReport] = dataclasses.field(default_factory=dict)
-    failed: dict[str, BaseException] = dataclasses.field(default_factory=dict)
-    removed: list[str] = dataclasses.field(default_factory=list)  # creations and deletions undone
-    unfinished: dict[str, OSError] = dataclasses.field(default_factory=dict)
-
-
-def open(
-    path: str | os.PathLike[str],
-    *,
-    readonly: bool = False,
-    create: bool = True,
-    durability: str = "fsync",
-    config: PartitionConfig | Mapping[str, Any] | None = None,
-    clock: Clock | None = None,
-    partitioner: Partitioner | None = None,
-    progress: RecoveryProgress | None = None,
-    reserve_bytes: int = STORE_RESERVE_BYTES,
-    allow_unsafe_fs: bool = False,
-) -> Store:
-    """Open a directory of topics, creating it if it is missing.
-
-    `config` is what topics without a setting of their own use; like `partitioner`, which chooses
-    partitions for all topics, it is not stored.  `progress` is called with (bytes checked, bytes
-    found so far) while partitions are recovered after a crash, from several threads.
-    `reserve_bytes` of the disk are kept for deleting, closing and recovering when it is full.
-
-    Raises LockedError when another process, store, partition or broker writes there,
-    FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
-    holds something else, and UnsafeFileSystemError on a network file system, unless
-    ``allow_unsafe_fs=True``.
-    """
-    return Store._open(Path(path), readonly=readonly, create=create, durability=durability,
-                       config=config, clock=clock, partitioner=partitioner,
-                       progress=progress, reserve_bytes=reserve_bytes,
-                       allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
 
 
 class Store(Mapping[str, Topic], Closeable):
@@ -158,48 +96,36 @@ class Store(Mapping[str, Topic], Closeable):
         self._directory = directory
         self._readonly = readonly
         self._durability = durability
-        self._config = config
         self._clock = clock
-        self._partitioner = partitioner
         self._lock = threading.RLock()
         self._owner: DirectoryLock | None = None
         self._reserve = Reserve(directory, 0)
         self._closed = False
         self._dropped = False  # nothing is open any more
         self._forked = False
-        self._topics: dict[str, Topic] = {}
-        self._catalogue = Catalogue(directory, {})
+        self._table = TopicTable(directory, config, partitioner)
         self._left = CleanShutdown(clean=False, foreign=False)
         self._checkpoints = RootCheckpoints(directory)
-        self._seen: tuple[int, ...] = ()
         self._partitions_opened = 0
         self._companions: dict[Callable[[Store], Closeable], Closeable] = {}
         # Of the transactions above: raises unless a producer's id and epoch have one open there.
         self.verify_transaction: Callable[[Store, int, int, TopicPartition], None] | None = None
-        # Descriptors for closing partitions when the process may open no more.
-        self._spare: list[Directory] = []
-        self._spare_open = False  # whether a partition is being closed to free descriptors
-        self._evicting = threading.RLock()
+        self._idle = IdlePartitions(directory.path)
         self.identity = NodeIdentity("", -1, "")
         self.recovery = StoreRecovery()
 
     # ---- opening ----
 
-    @classmethod
-    def _open(cls, path: Path, *, readonly: bool, create: bool, durability: str,
-              config: PartitionConfig | Mapping[str, Any] | None, clock: Clock | None,
-              partitioner: Partitioner | None, progress: RecoveryProgress | None,
-              reserve_bytes: int, allow_unsafe_fs: bool) -> Store:  # fmt: skip
-        settings = PartitionConfig.of(config)
-        wants_fsync(durability)
-        directory = Directory(path, create=create and not readonly)
-        self = cls(directory, readonly=readonly, durability=durability, config=settings,
-                   clock=clock, partitioner=partitioner)  # fmt: skip
+    def _start(
+        self, progress: RecoveryProgress | None, reserve_bytes: int, *, allow_unsafe_fs: bool
+    ) -> None:
+        """Read the root and, unless it is readonly, become its owner."""
+        directory = self._directory
         try:
-            self._spare += [Directory(path) for _ in range(FILES_SPARE)]
+            self._idle.fill()
             directory.close_idle = _close_idle_of(weakref.ref(self))
-            _refuse_foreign(directory)
-            if readonly:
+            refuse_foreign(directory)
+            if self._readonly:
                 self._load_root()
             else:
                 require_safe(directory, allow_unsafe=allow_unsafe_fs)
@@ -213,7 +139,6 @@ class Store(Mapping[str, Topic], Closeable):
             self._closed = True
             self._drop()
             raise
-        return self
 
     def _load_root(self) -> None:
         directory = self._directory
@@ -221,11 +146,11 @@ class Store(Mapping[str, Topic], Closeable):
         if self._checkpoints.read():
             # A broker that came after a crash, of ours or its own, and left no other trace.
             self._left = dataclasses.replace(self._left, foreign=True)
-        self._catalogue = Catalogue.read(directory)
+        self.recovery.foreign = self._left.foreign
+        self._table.read(self)
         identity = NodeIdentity.read(directory)
         if identity is not None:
             self.identity = identity
-        self._look_around()
 
     def _take_over(self, progress: RecoveryProgress | None) -> None:
         """Become the owner: from the first change on, the directory is not closed cleanly."""
@@ -234,103 +159,46 @@ class Store(Mapping[str, Topic], Closeable):
         assert owner is not None
         if owner.created:
             # Without a lock before, nobody who opened a partition alone could be noticed yet.
-            for topic in self._topics.values():
+            for topic in self._table.topics.values():
                 for number in topic._numbers:
                     with contextlib.suppress(FileNotFoundError):
-                        self._in_partition(topic.name, number, owner.check_free)
-        new = not self._topics and not directory.exists(NodeIdentity.NAME)
+                        self._table.in_partition(topic.name, number, owner.check_free)
+        new = not self._table.topics and not directory.exists(NodeIdentity.NAME)
         if self._left.foreign:
             self._forget_own_state()
         CleanShutdown.clear(directory)
         if not directory.exists(NodeIdentity.NAME):
             self.identity = NodeIdentity.new()
             self.identity.write(directory)
-        self._sweep_temporary()
-        self._finish_changes()
+        sweep_temporary(directory)
+        if self._changes.finish(self.recovery):
+            self._table.look_around(self)
         self.recovery.clean = self._left.clean or new
         if not self.recovery.clean:
-            self._recover(progress)
-
-    def _sweep_temporary(self) -> None:
-        """Files that a crash left half-written, before they got their name."""
-        ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME, CheckpointTwin.NAME)
-        names = (*CHECKPOINTS, *ours, *CleanShutdown.NAMES)
-        for name in self._directory.names():
-            if name.endswith(".tmp") and name.startswith(names):
-                self._directory.unlink(name)
+            wanted = [(t, n) for t in self._table.topics.values() for n in t._numbers]
+            recover_partitions(wanted, self._open_partition, self.recovery, progress)
 
     def _forget_own_state(self) -> None:
         """A broker has been here since: what we wrote down of the partitions is out of date."""
-        for name, entry in list(self._catalogue.entries.items()):
-            numbers = self._numbers_of(name)
-            if not numbers or self._topic_id(name, numbers[0]) not in (None, entry.id):
-                self._catalogue.remove(name)  # deleted, perhaps made again
-        self._look_around()
-        for topic in self._topics.values():
+        for name, entry in list(self._table.catalogue.entries.items()):
+            numbers = self._table.numbers_of(name)
+            if not numbers or self._table.topic_id(name, numbers[0]) not in (None, entry.id):
+                self._table.catalogue.remove(name)  # deleted, perhaps made again
+        self._table.look_around(self)
+        for topic in self._table.topics.values():
             for number in topic._numbers:
                 with contextlib.suppress(FileNotFoundError):
-                    self._in_partition(topic.name, number, _forget_state)
-
-    def _finish_changes(self) -> None:
-        """Undo creations and finish deletions that a crash cut short.
-
-        What cannot be finished stays as it is, and keeps nobody from the rest of the store.
-        """
-        report = self.recovery
-        deleted = [name for name in self._directories() if is_deleted(name)]
-        for name, entry in list(self._catalogue.entries.items()):
-            try:
-                if entry.deleting:
-                    self._set_aside(name, self._numbers_of(name))
-                    self._catalogue.remove(name)
-                elif entry.creating_from >= 0:
-                    self._undo_creation(name, entry, entry.creating_from)
-                else:
-                    continue
-            except OSError as error:
-                log.warning("topic %s cannot be removed: %s", name, str(error))
-                report.unfinished[name] = error
-            else:
-                report.removed.append(name)
-        if deleted or report.removed or report.unfinished:
-            report.unfinished.update(self._remove_deleted())
-            self._look_around()
-
-    def _recover(self, progress: RecoveryProgress | None) -> None:
-        wanted = [(topic, number) for topic in self._topics.values() for number in topic._numbers]
-        plenty = _make_room_for_files(len(wanted))
-        checked: dict[TopicPartition, tuple[int, int]] = {}
-
-        def open_one(topic: Topic, number: int) -> None:
-            def moved(done: int, total: int) -> None:
-                checked[topic.name, number] = (done, total)
-                if progress is not None:
-                    sums = list(checked.values())
-                    progress(sum(done for done, _ in sums), sum(total for _, total in sums))
-
-            name = f"{topic.name}-{number}"
-            try:
-                partition = self._open_partition(topic, number, progress=moved)
-            except (LogStoreError, OSError) as error:
-                log.warning("%s cannot be opened: %s", name, str(error))
-                self.recovery.failed[name] = error
-                return
-            topic._opened[number] = partition
-            if not partition.recovery.clean:
-                self.recovery.partitions[name] = partition.recovery
-
-        tasks = [functools.partial(open_one, topic, number) for topic, number in wanted]
-        _at_once(tasks, threads=RECOVERY_THREADS if plenty else 1)
+                    self._table.in_partition(topic.name, number, forget_state)
 
     def _open_partition(
-        self, topic: Topic, number: int, *, progress: RecoveryProgress | None = None
+        self, topic: Topic, number: int, progress: RecoveryProgress | None = None
     ) -> Partition:
         self._check_usable()
         name = topic.name
         only = self._readonly and self._left.foreign
         self._partitions_opened += 1
         if self._partitions_opened % 64 == 0:
-            _make_room_for_files(self._partitions_opened + 64)
+            make_room_for_files(self._partitions_opened + 64)
         try:
             partition = Partition.open_in_store(
                 self._directory,
@@ -354,92 +222,6 @@ class Store(Mapping[str, Topic], Closeable):
                 str(self.path / f"{name}-{number}"),
             ) from None
 
-    # ---- what is there ----
-
-    def _numbers_of(self, name: str) -> list[int]:
-        return partition_directories(self._directories()).get(name, [])
-
-    def _directories(self) -> list[str]:
-        """Names of what is a directory at the root; a link is not."""
-        return self._directory.directories()
-
-    def _look_around(self) -> None:
-        """Bring the topics up to what directory and catalogue say now."""
-        found = partition_directories(self._directories())
-        for name, entry in self._catalogue.entries.items():
-            if entry.deleting or entry.creating_from == 0:
-                found.pop(name, None)
-            elif entry.creating_from > 0:
-                found[name] = list(range(entry.creating_from))
-            else:  # one that is missing is damage; a broker may have added some
-                found[name] = sorted({*entry.numbers, *found.get(name, ())})
-        topics = {}
-        for name, numbers in found.items():
-            known = self._catalogue.entries.get(name)
-            topic = self._topics.get(name)
-            if topic is None or (known and topic._id not in (None, known.id)):
-                topic = self._make_topic(name, numbers, known)
-            topic._id = known.id if known else topic._id
-            topic._numbers = numbers
-            topic._dense = numbers == list(range(len(numbers)))
-            topic._config = self._config_of(known)
-            topics[name] = topic
-        for name, topic in self._topics.items():
-            if topics.get(name) is not topic:
-                topic._forget()
-        self._topics = topics
-
-    def _topic_id(self, name: str, number: int) -> uuid.UUID | None:
-        return self._in_partition(name, number, read_topic_id)
-
-    def _in_partition(self, name: str, number: int, act: Callable[[Directory], T]) -> T:
-        """Do something in a partition's directory without opening the partition."""
-        directory = self._directory.below(f"{name}-{number}")
-        try:
-            return act(directory)
-        finally:
-            directory.close()
-
-    def _make_topic(self, name: str, numbers: Sequence[int], entry: TopicEntry | None) -> Topic:
-        return Topic(
-            self,
-            name,
-            numbers,
-            id=entry.id if entry else None,
-            config=self._config_of(entry),
-            partitioner=self._partitioner or KeyPartitioner(),
-        )
-
-    def _config_of(self, entry: TopicEntry | None) -> PartitionConfig:
-        if entry is None or not entry.settings:
-            return self._config
-        return self._config.with_settings(entry.settings)
-
-    def _refresh(self) -> None:
-        """See the topics that another process has made, changed or deleted."""
-        with self._lock:
-            seen = self._change_times()
-            if seen == self._seen:
-                return
-            # A topic is in the catalogue before its directories come, and until they are gone: a
-            # listing between two looks that agree shows no half of one.
-            catalogue = Catalogue.read(self._directory)
-            while True:
-                self._catalogue = catalogue
-                self._look_around()
-                catalogue = Catalogue.read(self._directory)
-                if catalogue.entries == self._catalogue.entries:
-                    break
-            # Times are coarse: a change right after this look may leave them as they are.
-            settled = time.time_ns() - max(seen) > SETTLED_NS
-            self._seen = seen if settled else ()
-
-    def _change_times(self) -> tuple[int, ...]:
-        times = [self._directory.times_ns()[1]]
-        with contextlib.suppress(FileNotFoundError):
-            times.append(self._directory.times_ns(Catalogue.NAME)[1])
-        return tuple(times)
-
     @property
     def path(self) -> Path:
         """The directory."""
@@ -455,6 +237,13 @@ class Store(Mapping[str, Topic], Closeable):
         """Whether it was opened with ``readonly=True``."""
         return self._readonly
 
+    def _refresh(self) -> None:
+        with self._lock:
+            self._table.refresh(self)
+
+    def _topic_id(self, name: str, number: int) -> uuid.UUID | None:
+        return self._table.topic_id(name, number)
+
     def _look_again(self) -> None:
         """Beside a writer, see what it did; for a Topic."""
         if self._readonly and not self._closed:
@@ -464,7 +253,7 @@ class Store(Mapping[str, Topic], Closeable):
         self._check_usable()
         if self._readonly:
             self._refresh()
-        return self._topics
+        return self._table.topics
 
     def __getitem__(self, name: str) -> Topic:
         topics = self._now()
@@ -496,7 +285,7 @@ class Store(Mapping[str, Topic], Closeable):
         if self._closed:
             return f"<Store {str(self.path)!r} closed>"
         mode = " readonly" if self._readonly else ""
-        return f"<Store {str(self.path)!r} of {len(self._topics)} topics{mode}>"
+        return f"<Store {str(self.path)!r} of {len(self._table.topics)} topics{mode}>"
 
     def describe(self) -> dict[str, TopicDescription]:
         """Sizes, offsets and times of every partition, by topic."""
@@ -555,7 +344,7 @@ class Store(Mapping[str, Topic], Closeable):
             raise_first_error(problems)
         return problems
 
-    # ---- topics come, change and go ----
+    # ---- topics ----
 
     def _writable(self) -> None:
         self._check_usable()
@@ -580,8 +369,8 @@ class Store(Mapping[str, Topic], Closeable):
         knows already and will take over: a broker sets aside what has another id.  Raises
         TopicExistsError, InvalidNameError, ConfigError.
         """
-        settings = _own_settings(config)
-        self._config.with_settings(settings)
+        settings = own_settings(config)
+        self._table.config.with_settings(settings)
         if not hasattr(partitions, "__index__"):
             raise ConfigError(f"partitions must be an int, not {partitions!r}")
         if not 1 <= partitions <= PARTITIONS_MAX:
@@ -590,28 +379,32 @@ class Store(Mapping[str, Topic], Closeable):
             raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")
 
         def create() -> Topic:
+            topic = self._table.topics.get(name)
+            if topic is None:
+                entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
+                topic = self._changes.create(self, name, entry)
+            elif not exist_ok:
+                raise TopicExistsError(name, where=str(self.path))
+            if partitioner is not None:
+                topic.partitioner = partitioner
+            return topic
+
+        return self._change(create)
+
+    @property
+    def _changes(self) -> TopicChanges:
+        return TopicChanges(self._table, self._checkpoints, self._reserve)
+
+    def _change(self, act: Callable[[], T]) -> T:
+        """Change the topics: an interrupt does not stop it, so that none is left half made."""
+
+        def locked() -> T:
             with self._lock:
                 self._writable()
-                topic = self._topics.get(name)
-                if topic is not None:
-                    if not exist_ok:
-                        raise TopicExistsError(name, where=str(self.path))
-                else:
-                    check_topic_name(name, self._topics)
-                    entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
-                    self._make_partitions(name, entry, 0)
-                    log.info("created topic %s with %d partitions", name, partitions)
-                    topic = self._topics[name] = self._make_topic(name, range(partitions), entry)
-                if partitioner is not None:
-                    topic.partitioner = partitioner
-                return topic
+                return act()
 
-        return self._to_the_end(create)
-
-    def _to_the_end(self, act: Callable[[], T]) -> T:
-        """Change the topics: an interrupt does not stop it, so that none is left half made."""
         owned: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
-        return act() if owned() else uninterrupted(act)
+        return locked() if owned() else uninterrupted(locked)
 
     def declare_topic(
         self, name: str, partitions: int, *, config: Mapping[str, Any] | None = None
@@ -621,144 +414,43 @@ class Store(Mapping[str, Topic], Closeable):
         For topics that a coordinator keeps its state in: of many partitions few are ever used.  One
         that exists is taken as it is.
         """
-        settings = _own_settings(config)
+        settings = own_settings(config)
 
         def declare() -> Topic:
-            with self._lock:
-                self._writable()
-                topic = self._topics.get(name)
-                if topic is None:
-                    check_topic_name(name, self._topics)
-                    self._forget_offsets(name, range(partitions))
-                    entry = TopicEntry(new_uuid(), partitions, settings, made=())
-                    self._catalogue.put(name, entry)
-                    log.info("declared topic %s of %d partitions", name, partitions)
-                    topic = self._topics[name] = self._make_topic(name, (), entry)
-                return topic
+            known = self._table.topics.get(name)
+            return known or self._changes.declare(self, name, partitions, settings)
 
-        return self._topics.get(name) or self._to_the_end(declare)
+        return self._table.topics.get(name) or self._change(declare)
 
     def declared_partitions(self, name: str) -> int:
         """How many partitions a topic has, made or not."""
         topic = self[name]
-        entry = self._catalogue.entries.get(name)
+        entry = self._table.catalogue.entries.get(name)
         there = max(topic._numbers, default=-1) + 1
         return there if entry is None else max(entry.partitions, there)
 
     def make_partition(self, name: str, number: int) -> Partition:
         """A partition of a declared topic, made durably if it is not there yet."""
         topic = self[name]
-
-        def make() -> None:
-            with self._lock:
-                self._writable()
-                entry = self._catalogue.entries.get(name)
-                if number not in topic._numbers and entry is not None and entry.made is not None:
-                    self._make_on_demand(topic, entry, number)
-
         if number not in topic._numbers:
-            self._to_the_end(make)
+            self._change(lambda: self._changes.make_declared(topic, number))
         return topic[number]
-
-    def _make_on_demand(self, topic: Topic, entry: TopicEntry, number: int) -> None:
-        if not 0 <= number < entry.partitions:
-            raise IndexError(f"topic {topic.name!r} has no partition {number}")
-        # Until it is whole it has the name of one on its way out, which the next open removes.
-        unfinished = f"{topic.name}-{number}.{uuid.uuid4().hex}-delete"
-        self._make_partition(unfinished, entry.id)
-        self._directory.rename(unfinished, f"{topic.name}-{number}")
-        self._directory.sync()
-        made = tuple(sorted({*(entry.made or ()), number}))
-        self._catalogue.put(topic.name, dataclasses.replace(entry, made=made))
-        topic._numbers = sorted({*topic._numbers, number})
-        topic._dense = len(topic._numbers) == entry.partitions
-
-    def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
-        """Make the directories from number `first` on; the catalogue brackets them."""
-        self._forget_offsets(name, range(first, entry.partitions))
-        self._catalogue.put(name, dataclasses.replace(entry, creating_from=first))
-        try:
-            with self._reserve.shut():
-                for number in range(first, entry.partitions):
-                    self._make_partition(f"{name}-{number}", entry.id)
-                self._directory.sync()
-                self._catalogue.put(name, entry)
-        except BaseException:
-            # Undone now if it can be; otherwise the next open finds the entry and does it.
-            with contextlib.suppress(OSError):
-                self._undo_creation(name, entry, first)
-                self._remove_deleted()
-            raise
-
-    def _make_partition(self, name: str, topic_id: uuid.UUID) -> None:
-        self._directory.make_directory(name)
-        directory = self._directory.below(name)
-        try:
-            # Not one by one atomic: the catalogue says that the whole directory is being made.
-            for suffix in (".log", ".index", ".timeindex"):
-                directory.write(segment_name(0, suffix), b"", sync=False)
-            directory.write(LEADER_EPOCHS, b"0\n1\n0 0\n", sync=True)
-            directory.write(PartitionState.NAME, PartitionState.of_new().encode(), sync=True)
-            directory.write(PARTITION_METADATA, topic_id_text(topic_id), sync=True)
-            directory.sync()
-        finally:
-            directory.close()
-
-    def _undo_creation(self, name: str, entry: TopicEntry, first: int) -> None:
-        self._set_aside(name, [n for n in self._numbers_of(name) if n >= first])
-        if first == 0:
-            self._catalogue.remove(name)
-        else:
-            kept = dataclasses.replace(entry, partitions=first, creating_from=-1)
-            self._catalogue.put(name, kept)
 
     def _add_partitions(self, topic: Topic, count: int) -> None:
         if count < 1:
             raise ConfigError(f"count must be at least 1, not {count!r}")
-        self._to_the_end(lambda: self._add_partitions_now(topic, count))
 
-    def _add_partitions_now(self, topic: Topic, count: int) -> None:
-        with self._lock:
-            self._writable()
-            topic._check_usable()
-            if not topic._dense:
-                raise ConfigError(f"topic {topic.name!r} is here with some of its partitions only")
-            first = len(topic)
-            if first + count > PARTITIONS_MAX:
-                raise ConfigError(f"a topic has at most {PARTITIONS_MAX} partitions")
-            entry = self._entry_of(topic)
-            self._make_partitions(
-                topic.name, dataclasses.replace(entry, partitions=first + count), first
-            )
-            self._look_around()
+        def grow() -> None:
+            self._changes.grow(topic, count)
+            self._table.look_around(self)
 
-    def _entry_of(self, topic: Topic) -> TopicEntry:
-        """Its entry, or for a broker's topic the one it would have."""
-        entry = self._catalogue.entries.get(topic.name)
-        return entry or TopicEntry(topic.id or new_uuid(), max(topic._numbers) + 1)
+        self._change(grow)
 
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> PartitionConfig:
         """Change settings of a topic, and keep them; a value of None goes back to the default."""
         with self._lock:
             self._writable()
-            topic = self[name]
-            if not topic._dense:
-                raise ConfigError(f"topic {name!r} is here with some of its partitions only")
-            entry = self._entry_of(topic)
-            asked = _own_settings(config)
-            settings = {**entry.settings, **asked}
-            settings = {key: value for key, value in settings.items() if value is not None}
-            before, after = topic._config, self._config.with_settings(settings)
-            entry = dataclasses.replace(entry, settings=settings)
-            self._catalogue.put(name, entry)
-            with topic._lock:
-                topic._config = after
-                if after != before:
-                    for partition in topic._opened.values():
-                        # One that someone closed takes them over when it is opened again.
-                        with contextlib.suppress(ClosedError):
-                            partition.reconfigure(after)
-            return after
+            return self._changes.alter(self[name], config)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records, durably.  Handles on its partitions are closed.
@@ -766,85 +458,23 @@ class Store(Mapping[str, Topic], Closeable):
         Raises OSError when something in its directories cannot be removed, such as a directory that
         somebody put there.  The topic is gone all the same, and the next open tries again.
         """
-        self._to_the_end(lambda: self._delete_topic(name))
-
-    def _delete_topic(self, name: str) -> None:
-        with self._lock:
-            self._writable()
-            topic = self[name]
-            entry = dataclasses.replace(self._entry_of(topic), deleting=True)
-            noted = COMMITTED_OFFSETS in self._topics and name != COMMITTED_OFFSETS
-            self._catalogue.begin_deletion(name, entry, noted=noted)
-            del self._topics[name]
-            topic._forget()
-            aside = self._set_aside(name, topic._numbers)
-            self._catalogue.remove(name)
-            self._forget_offsets(name, topic._numbers)
-            left = self._remove_deleted()
-            self._reserve.restore()
-            log.info("deleted topic %s", name)
-            for error in [left[each] for each in aside if each in left]:
-                error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
-                raise error
+        self._change(lambda: self._changes.delete(self[name]))
 
     @property
     def deleted_topics(self) -> tuple[str, ...]:
         """Topics that were deleted, and whose committed offsets are still to go."""
-        return self._catalogue.deleted
+        return self._table.catalogue.deleted
 
     def forget_deleted_topics(self, names: Collection[str]) -> None:
         """Forget the committed offsets of deleted topics."""
         with self._lock:
             self._writable()
-            self._catalogue.forget_deleted(names)
+            self._table.catalogue.forget_deleted(names)
 
     @property
     def clock(self) -> Clock | None:
         """The clock it was opened with; None: the machine's own."""
         return self._clock
-
-    def _set_aside(self, name: str, numbers: Iterable[int]) -> list[str]:
-        """Give directories the name under which they are deleted, whoever opens next."""
-        targets = []
-        for number in numbers:
-            source = f"{name}-{number}"
-            suffix = f".{uuid.uuid4().hex}-delete"
-            # A directory's name ends at 255 characters; the topic's part gives way, as in Kafka.
-            target = f"{name[: 255 - len(suffix) - len(str(number)) - 1]}-{number}{suffix}"
-            with contextlib.suppress(FileNotFoundError):
-                self._directory.rename(source, target)
-            targets.append(target)
-        self._directory.sync()
-        return targets
-
-    def _remove_deleted(self) -> dict[str, OSError]:
-        """Remove directories that were set aside; those that could not be removed, and why."""
-        left = {}
-        for name in self._directories():
-            if is_deleted(name):
-                try:
-                    self._remove_directory(name)
-                except OSError as error:
-                    log.warning("%s cannot be removed: %s", self.path / name, str(error))
-                    left[name] = error
-        return left
-
-    def _remove_directory(self, name: str) -> None:
-        """Remove a directory, or at least all files in it; then the first error is raised."""
-        faults = []
-        directory = self._directory.below(name)
-        try:
-            for inside in directory.names():
-                try:
-                    directory.unlink(inside)
-                except OSError as error:
-                    error.filename = str(directory.path / inside)
-                    faults.append(error)
-        finally:
-            directory.close()
-        if faults:
-            raise faults[0]
-        self._directory.remove_directory(name)
 
     def enforce(
         self, *, now: int | datetime.datetime | None = None, dry_run: bool = False
@@ -867,7 +497,7 @@ class Store(Mapping[str, Topic], Closeable):
         """Make all records of all partitions durable, and write down that they are."""
         self._writable()
         tasks = [partition.sync for partition in self._opened_partitions()]
-        _at_once(tasks, threads=RECOVERY_THREADS)
+        at_once(tasks)
         self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -877,20 +507,12 @@ class Store(Mapping[str, Topic], Closeable):
             self._write_checkpoints()
 
     def _opened_partitions(self) -> list[Partition]:
-        return [p for topic in list(self._topics.values()) for p in list(topic._opened.values())]
-
-    def _forget_offsets(self, name: str, numbers: Iterable[int]) -> None:
-        if self._checkpoints.forget([(name, number) for number in numbers]):
-            self._write_checkpoints()
+        return self._table.opened_partitions()
 
     def _write_checkpoints(self) -> None:
         """Each only after what it claims is durable."""
         self._reserve.restore()
-        self._checkpoints.write(
-            partition
-            for partition in self._opened_partitions()
-            if not partition.closed and partition.failure is None
-        )
+        self._checkpoints.write(self._opened_partitions())
 
     # ---- producers ----
 
@@ -945,10 +567,9 @@ class Store(Mapping[str, Topic], Closeable):
                 return
             try:
                 self._closed = True  # from now on no partition is opened
-                for topic in self._topics.values():
+                for topic in self._table.topics.values():
                     if not self._forked:  # there, a lock may be held by a thread that is no more
-                        with topic._lock:
-                            pass
+                        topic._wait()
                 errors += self._close_partitions()
                 if any(not partition.closed for partition in self._opened_partitions()):
                     self._closed = False  # a writer holds records: closing again tries again
@@ -984,12 +605,12 @@ class Store(Mapping[str, Topic], Closeable):
                 errors.append(error)
 
         partitions = self._opened_partitions()
-        plenty = _make_room_for_files(len(partitions))
+        plenty = make_room_for_files(len(partitions))
         for partition in partitions:
             if partition.asleep or self._readonly:  # nothing to wait for
                 close_one(partition)
         tasks = [functools.partial(close_one, each) for each in partitions if not each.closed]
-        _at_once(tasks, threads=RECOVERY_THREADS if plenty else 1)
+        at_once(tasks, plenty=plenty)
         return errors
 
     def _close_partition(self, partition: Partition) -> None:
@@ -998,63 +619,11 @@ class Store(Mapping[str, Topic], Closeable):
         partition.close()
         self._checkpoints.note_closed(partition)
 
-    def _close_idle(self) -> bool:
-        """Free some descriptors: close a partition that only its topic refers to.
-
-        The next use of the topic opens the partition again.  Closing needs descriptors itself: for
-        that alone there are spare ones.
-        """
-        if self._forked:
-            return False
-        with self._evicting:  # held across no wait for another thread but the one that closes
-            if self._closed or self._spare_open:
-                if not self._spare:
-                    return False
-                self._spare.pop().close()
-                return True
-            self._spare_open = True
-            try:
-                topics = list(self._topics.values())
-                return any(self._close_idle_of(topic, asleep=True) for topic in topics) or any(
-                    self._close_idle_of(topic, asleep=False) for topic in topics
-                )
-            finally:
-                self._spare_open = False
-                with contextlib.suppress(OSError):
-                    while len(self._spare) < FILES_SPARE:
-                        self._spare.append(Directory(self.path))
-
-    def _close_idle_of(self, topic: Topic, *, asleep: bool) -> bool:
-        # Not waiting: the thread that has the lock may wait for one that this thread has.
-        if not topic._lock.acquire(blocking=False):
-            return False
-        try:
-            for number in list(topic._opened):
-                # Out of the topic first: no other thread can get at it now, only have it already.
-                partition = topic._opened.pop(number)
-                if (
-                    sys.getrefcount(partition) > 2  # ours and the argument's
-                    or partition.asleep != asleep
-                    or partition.failure is not None
-                ):
-                    topic._opened[number] = partition
-                    continue
-                try:
-                    self._close_partition(partition)
-                except (LogStoreError, OSError) as error:
-                    log.warning("%s: closed because descriptors ran out, and not cleanly: %s",
-                                partition.name, str(error))  # fmt: skip
-                return True
-            return False
-        finally:
-            topic._lock.release()
-
     def _drop(self) -> None:
         """Close descriptors; nothing is written."""
         for partition in self._opened_partitions():
             partition.discard()
-        while self._spare:
-            self._spare.pop().close()
+        self._idle.drop()
         self._directory.close()
         if self._owner is not None:
             self._owner.release()
@@ -1091,6 +660,28 @@ class Store(Mapping[str, Topic], Closeable):
             )
 
 
+def open_store(path: Path, *, readonly: bool, create: bool, durability: str,
+               config: PartitionConfig | Mapping[str, Any] | None, clock: Clock | None,
+               partitioner: Partitioner | None, progress: RecoveryProgress | None,
+               reserve_bytes: int, allow_unsafe_fs: bool) -> Store:  # fmt: skip
+    """Open a store without its coordinators: `logstore.open` without their part."""
+    settings = PartitionConfig.of(config)
+    wants_fsync(durability)
+    directory = Directory(path, create=create and not readonly)
+    store = Store(directory, readonly=readonly, durability=durability, config=settings,
+                  clock=clock, partitioner=partitioner)  # fmt: skip
+    store._start(progress, reserve_bytes, allow_unsafe_fs=allow_unsafe_fs)
+    return store
+
+
+def _close_idle_of(store: weakref.ref[Store]) -> Callable[[], bool]:
+    def close_idle() -> bool:
+        held = store()
+        return held is not None and not held._forked and held._idle.free(held)
+
+    return close_idle
+
+
 def _suspect_others_of(owner: weakref.ref[Store]) -> Callable[[WritableLog], None]:
     """After a failed fsync, the next append of every other partition ends with one of its own."""
 
@@ -1125,90 +716,6 @@ def _reclaimable_of(owner: weakref.ref[Store]) -> Callable[[], int]:
         return sum(p.reclaimable_bytes() for p in partitions if not p.closed)
 
     return reclaimable
-
-
-def _forget_state(directory: Directory) -> None:
-    directory.unlink(PartitionState.NAME)
-    directory.unlink(DurableMark.NAME)
-    directory.unlink(CleanerCheckpoint.NAME)
-    for name in directory.names():
-        if name.endswith(DIGEST_SUFFIX):
-            directory.unlink(name)
-    directory.sync()
-
-
-def _refuse_foreign(directory: Directory) -> None:
-    """Raise NotALogError for a directory that holds something else; before anything is created."""
-    names = directory.names()
-    known = {NodeIdentity.NAME, Catalogue.NAME, CheckpointTwin.NAME, *CHECKPOINTS}
-    if known & set(names):
-        return
-    if any(name.endswith(".log") and name[:-4].isdigit() for name in names):
-        raise NotALogError(
-            f"{directory.path} is a partition, not a store: open the directory above it, or this "
-            f"one with Partition.open"
-        )
-    for name in sorted(names):
-        there = partition_directories([name]) or is_deleted(name) or name.endswith(".tmp")
-        if not there and not name.startswith(".") and name not in ("lost+found", RESERVE_NAME):
-            raise NotALogError(
-                f"{directory.path} is not a store: it holds {name!r}; choose an empty or a new "
-                f"directory"
-            )
-
-
-def _own_settings(config: PartitionConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is stored of a topic's settings: those that were named, by their dotted names."""
-    if isinstance(config, Mapping):
-        checked = PartitionConfig.of(config).as_dict()
-        names = (str(name).replace("_", ".") for name in config)
-        return {
-            name: None if value is None else checked[name]
-            for name, value in zip(names, config.values(), strict=True)
-        }
-    return PartitionConfig.of(config).changed()
-
-
-def _at_once(tasks: Sequence[Callable[[], object]], *, threads: int) -> None:
-    """Run tasks in a few threads; the first error is raised when all have ended."""
-    if len(tasks) < 2 or threads < 2:
-        for task in tasks:
-            task()
-        return
-    import concurrent.futures  # not for a store that was closed in order
-
-    def run() -> None:
-        with concurrent.futures.ThreadPoolExecutor(threads, "logstore") as pool:
-            futures = [pool.submit(task) for task in tasks]
-        for future in futures:
-            future.result()
-
-    uninterrupted(run)  # an executor waits by conditions, which an interrupt breaks
-
-
-def _make_room_for_files(partitions: int) -> bool:
-    """Raise the soft limit of open files towards the hard one, if so many partitions need it.
-
-    False when even the hard limit is too low.
-    """
-    wanted = partitions * FILES_PER_PARTITION + FILES_RESERVED
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or wanted <= soft:
-        return True
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if allowed > soft:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-            log.info("raised the limit of open files from %d to %d", soft, allowed)
-    return allowed >= wanted
-
-
-def _close_idle_of(store: weakref.ref[Store]) -> Callable[[], bool]:
-    def close_idle() -> bool:
-        held = store()
-        return held is not None and held._close_idle()
-
-    return close_idle
 
 
 def _after_fork_in_child() -> None:

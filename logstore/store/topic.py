@@ -6,15 +6,24 @@ topic's settings are and how it is made, changed and deleted is the Store's.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
+import sys
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, SupportsIndex, overload
 
 from logstore.config import ConfigError, PartitionConfig, wants_fsync
-from logstore.errors import InvalidNameError, OffsetOutOfRangeError, UnknownTopicError
+from logstore.errors import (
+    ClosedError,
+    InvalidNameError,
+    LogStoreError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from logstore.files.names import TOPIC
 from logstore.log.segment import Segment
 from logstore.partition.partition import Partition
@@ -23,6 +32,8 @@ from logstore.record import Record
 from logstore.root.catalogue import NEVER_TOPICS
 
 __all__ = ["PartitionDescription", "Position", "Topic", "TopicDescription", "check_topic_name"]
+
+log = logging.getLogger("logstore.store")
 
 TOPIC_LENGTH_MAX = 249
 
@@ -204,6 +215,69 @@ class Topic(Sequence[Partition]):
             if partition is None or partition.closed:
                 partition = self._opened[number] = self._store._open_partition(self, number)
             return partition
+
+    # ---- for the store ----
+
+    def _adopt(
+        self, numbers: Sequence[int], *, id: uuid.UUID | None, config: PartitionConfig
+    ) -> None:
+        """Take over what the root lists now; an id of None leaves the id as it is."""
+        self._id = self._id if id is None else id
+        self._numbers = list(numbers)
+        self._dense = self._numbers == list(range(len(self._numbers)))
+        self._config = config
+
+    def _add_number(self, number: int, *, of: int) -> None:
+        """List a partition that was made; `of` are declared."""
+        self._numbers = sorted({*self._numbers, number})
+        self._dense = len(self._numbers) == of
+
+    def _reconfigure(self, config: PartitionConfig) -> None:
+        with self._lock:
+            before, self._config = self._config, config
+            if config != before:
+                for partition in self._opened.values():
+                    # A partition that was closed takes the settings when it is opened again.
+                    with contextlib.suppress(ClosedError):
+                        partition.reconfigure(config)
+
+    def _hold(self, partition: Partition) -> None:
+        """Keep a partition that the store has opened."""
+        self._opened[partition.number] = partition
+
+    def _opened_partitions(self) -> list[Partition]:
+        return list(self._opened.values())
+
+    def _wait(self) -> None:
+        """Return when no other thread is opening a partition."""
+        with self._lock:
+            pass
+
+    def _close_idle(self, close: Callable[[Partition], None], *, asleep: bool) -> bool:
+        """Close one partition that only this topic refers to; False if there is none."""
+        # Not waiting: the thread that has the lock may wait for one that this thread has.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            for number in list(self._opened):
+                # Out of the topic first: no other thread can get at it now, only have it already.
+                partition = self._opened.pop(number)
+                if (
+                    sys.getrefcount(partition) > 2  # ours and the argument's
+                    or partition.asleep != asleep
+                    or partition.failure is not None
+                ):
+                    self._opened[number] = partition
+                    continue
+                try:
+                    close(partition)
+                except (LogStoreError, OSError) as error:
+                    log.warning("%s: closed because descriptors ran out, and not cleanly: %s",
+                                partition.name, str(error))  # fmt: skip
+                return True
+            return False
+        finally:
+            self._lock.release()
 
     def _forget(self) -> None:
         """It was deleted, here or by another process: close what is open of it."""

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import logstore
 from logstore import Partition
-from logstore.store import store as store_room
+from logstore.store import recovery_pool
 from logstore.testing.crash_states import Crash
 from logstore.testing.invariants import check_invariants
 from logstore.testing.io_calls import Trace
@@ -426,12 +426,12 @@ def recover_store(
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """Partitions are recovered one after the other: in a known order, and for small ones faster."""
-    before = store_room.RECOVERY_THREADS
-    store_room.RECOVERY_THREADS = 1
+    before = recovery_pool.RECOVERY_THREADS
+    recovery_pool.RECOVERY_THREADS = 1
     try:
         yield
     finally:
-        store_room.RECOVERY_THREADS = before
+        recovery_pool.RECOVERY_THREADS = before
 
 
 def _look_at_store(path: str, config: Any, *, thorough: bool, append: bool = False) -> Found:
@@ -441,7 +441,7 @@ def _look_at_store(path: str, config: Any, *, thorough: bool, append: bool = Fal
     topics: list[tuple[str, int, tuple[tuple[str, Any], ...]]] = []
     try:
         for topic in store.values():
-            known = store._catalogue.entries.get(topic.name)
+            known = store._table.catalogue.entries.get(topic.name)
             settings = tuple(sorted(known.settings.items())) if known is not None else ()
             topics.append((topic.name, len(topic), settings))
             for number in range(len(topic)):

@@ -181,7 +181,7 @@ class Maintenance:
         if store is None or store.closed:
             return
         for name, topic in list(store.items()):
-            for number in list(topic._numbers):
+            for number in topic.partition_numbers:
                 yield f"{name}-{number}", functools.partial(_numbered, topic, number)
 
     def _do(

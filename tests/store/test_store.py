@@ -56,7 +56,7 @@ def lines(path: Path) -> list[str]:
 
 def kill(store: Store) -> None:
     """End a store as the death of its process would: descriptors go, nothing is written."""
-    for topic in store._topics.values():
+    for topic in store._table.topics.values():
         for partition in topic._opened.values():
             partition.discard()
     store._closed = True

@@ -358,7 +358,7 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[s
 
 
 def bury(store: Store) -> None:
-    for topic in store._topics.values():
+    for topic in store._table.topics.values():
         for partition in topic._opened.values():
             partition.discard()
     store._closed = True

@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from logstore.testing.history_checks import CHECKS, Checker
+from logstore.testing.history_copies import check_copy
 from logstore.testing.history_findings import Copy, Finding, HistoryViolation
 from logstore.testing.operations import (
     Act,
@@ -121,7 +122,7 @@ def check(
             found += [finding for finding in look(checker) if finding.kind in wanted]
     if "exactly-once-copy" in wanted:
         for copy in copies:
-            found += checker.copy(copy)
+            found += check_copy(checker, copy)
     return found
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
-from logstore.testing.cycles import circular, way
-from logstore.testing.history_findings import Copy, Finding, offset_of
+from logstore.testing.history_cycles import cycles
+from logstore.testing.history_facts import (
+    PartitionHistory,
+    Stretch,
+    commit_asked,
+    completion,
+    explains,
+    listed,
+    merged,
+    place,
+    reader_past,
+    times,
+    was_reset,
+)
+from logstore.testing.history_findings import Finding
 from logstore.testing.operations import (
     COMMITTED,
     Assign,
@@ -25,48 +36,6 @@ from logstore.testing.operations import (
     Snapshot,
 )
 
-_Stretch = tuple[int, int, Operation]
-
-
-@dataclass(slots=True)
-class _Partition:
-    sends: list[tuple[Operation, Send]] = field(default_factory=list)
-    # Operations that may have written a value, once a send; and those that certainly did not.
-    writers: dict[Hashable, list[Operation]] = field(default_factory=dict)
-    refused: dict[Hashable, list[Operation]] = field(default_factory=dict)
-    # offset -> value -> who says so: acknowledgements and reads.
-    at: dict[int, dict[Hashable, Operation]] = field(default_factory=dict)
-    read: set[tuple[int, Hashable]] = field(default_factory=set)
-    values_seen: set[Hashable] = field(default_factory=set)
-    # offset -> the first committed reader that got something there.
-    seen_committed: dict[int, Operation] = field(default_factory=dict)
-    # Offsets that a committed reader must not pass over.
-    certain: set[int] = field(default_factory=set)
-    # (first, last, operation): a reader came from `first` to `last`, where it got something.
-    stretches: list[_Stretch] = field(default_factory=list)
-    stretches_committed: list[_Stretch] = field(default_factory=list)
-    snapshots: list[tuple[Operation, Snapshot]] = field(default_factory=list)
-
-    def claim(self, offset: int, value: Hashable, operation: Operation) -> None:
-        values = self.at.get(offset)
-        if values is None:
-            self.at[offset] = {value: operation}
-        elif value not in values:
-            values[value] = operation
-
-    def is_aborted(self, offset: int, value: Hashable) -> bool:
-        """Whether a record that only uncommitted readers saw is known not to be committed."""
-        known = _completion(self.at[offset][value])
-        if any(s.isolation == COMMITTED and o.invoked > known for o, s in self.snapshots):
-            return True  # that snapshot is of all committed records, and does not have it
-        writers = self.writers.get(value, [])
-        return bool(writers) and all(operation.outcome == "fail" for operation in writers)
-
-    def came_through(self, first: int, last: int, operation: Operation, isolation: str) -> None:
-        self.stretches.append((first, last, operation))
-        if isolation == COMMITTED:
-            self.stretches_committed.append((first, last, operation))
-
 
 class Checker:
     """The history, sorted by partition; each method looks for one kind, or a few that go along."""
@@ -74,7 +43,7 @@ class Checker:
     def __init__(self, history: History, caught_up: bool) -> None:
         self.history = history
         self.caught_up = caught_up
-        self.partitions: dict[Hashable, _Partition] = defaultdict(_Partition)
+        self.partitions: dict[Hashable, PartitionHistory] = defaultdict(PartitionHistory)
         for operation in history.operations:
             for act in operation.acts:
                 if isinstance(act, Send):
@@ -128,7 +97,7 @@ class Checker:
         at: dict[tuple[Hashable, Hashable], tuple[int, Operation, bool]] = {}
         owned: dict[Hashable, frozenset[Hashable]] = {}
         # In the order of completion: that is the order in which a consumer was told.
-        for operation in sorted(self.history.operations, key=_completion):
+        for operation in sorted(self.history.operations, key=completion):
             for act in operation.acts:
                 if isinstance(act, Poll):
                     yield from self._polled(operation, act, at)
@@ -137,14 +106,14 @@ class Checker:
                     for key in [k for k in at if k[0] == act.consumer]:
                         if names is None or key[1] in names:
                             del at[key]
-                    _place(at, act.consumer, act.positions, operation)
+                    place(at, act.consumer, act.positions, operation)
                 elif isinstance(act, Assign):
                     before = owned.get(act.consumer, frozenset())
                     owned[act.consumer] = act.partitions
                     stay = act.retained & act.partitions & before
                     for key in [k for k in at if k[0] == act.consumer and k[1] not in stay]:
                         del at[key]
-                    _place(at, act.consumer, act.positions, operation)
+                    place(at, act.consumer, act.positions, operation)
             if operation.outcome != "ok":
                 # Whoever gives up a transaction reads again from where it was.
                 for act in operation.acts:
@@ -191,7 +160,7 @@ class Checker:
                 yield Finding(
                     f"{inside}poll-skip",
                     f"{poll.consumer!r} went from offset {expected - 1} of {name!r} to "
-                    f"{read.offset} and left out {_listed(left_out)}",
+                    f"{read.offset} and left out {listed(left_out)}",
                     (*who, *(next(iter(partition.at[o].values())) for o in left_out[:3]
                              if o in partition.at)),
                     name,
@@ -254,7 +223,7 @@ class Checker:
             others = [next(iter(self.partitions[name].at[o].values())) for o in between[:3]]
             yield Finding(
                 "int-send-skip",
-                f"{_listed(between)} of {name!r} lies between two sends of one operation",
+                f"{listed(between)} of {name!r} lies between two sends of one operation",
                 (operation, *others),
                 name,
                 tuple(between),
@@ -284,7 +253,7 @@ class Checker:
                     yield from self._repeated(name, partition, value, sorted(offsets))
 
     def _repeated(
-        self, name: Hashable, partition: _Partition, value: Hashable, offsets: list[int]
+        self, name: Hashable, partition: PartitionHistory, value: Hashable, offsets: list[int]
     ) -> Iterator[Finding]:
         writers = partition.writers.get(value)
         if writers is None:
@@ -300,8 +269,7 @@ class Checker:
         witnesses = [partition.at[offset][value] for offset in many]
         yield Finding(
             "duplicate",
-            f"{value!r} is in {name!r} at offsets {_listed(many)}, and was sent "
-            f"{_times(len(sent))}",
+            f"{value!r} is in {name!r} at offsets {listed(many)}, and was sent {times(len(sent))}",
             tuple(dict.fromkeys([*sent, *witnesses])),
             name,
             tuple(many),
@@ -312,8 +280,8 @@ class Checker:
         """Acknowledged, and not there; or not seen; or only a part of its transaction."""
         torn: dict[Operation, list[Send]] = {}
         for name, partition in self.partitions.items():
-            covered = _merged(partition.stretches)
-            covered_committed = _merged(partition.stretches_committed)
+            covered = merged(partition.stretches)
+            covered_committed = merged(partition.stretches_committed)
             for operation, send in partition.sends:
                 if operation.outcome == "fail":
                     continue
@@ -322,7 +290,7 @@ class Checker:
                     operation.transactional
                     and offset is not None
                     and offset not in partition.seen_committed
-                    and _reader_past(covered_committed, offset) is not None
+                    and reader_past(covered_committed, offset) is not None
                 ):
                     torn.setdefault(operation, []).append(send)
                 if operation.outcome != "ok" or send.value in (
@@ -353,17 +321,17 @@ class Checker:
         yield from self._torn(torn)
 
     @staticmethod
-    def _read_at(partition: _Partition, offset: int) -> Collection[Hashable]:
+    def _read_at(partition: PartitionHistory, offset: int) -> Collection[Hashable]:
         """The values that were read at an offset: what was only acknowledged there is no proof."""
         return [value for value in partition.at[offset] if (offset, value) in partition.read]
 
     @staticmethod
     def _should_have_seen(
-        partition: _Partition, covered: list[_Stretch], operation: Operation, send: Send
+        partition: PartitionHistory, covered: list[Stretch], operation: Operation, send: Send
     ) -> Operation | None:
         """The operation of a reader that would have got an acknowledged value."""
         if send.offset is not None:
-            reader = _reader_past(covered, send.offset)
+            reader = reader_past(covered, send.offset)
             if reader is not None:
                 return reader
         assert operation.completed is not None
@@ -406,7 +374,7 @@ class Checker:
     def _forbidden(self, operation: Operation, read: Read, committed: bool) -> Iterator[Finding]:
         partition = self.partitions[read.partition]
         writers = partition.writers.get(read.value, ())
-        told = _completion(operation)
+        told = completion(operation)
         if not writers:
             refused = partition.refused.get(read.value)
             if refused:
@@ -418,7 +386,7 @@ class Checker:
         if not lasting:
             yield self._bad_read("G1a", "was aborted", operation, read, writers)
         elif all(
-            writer is operation or (writer.transactional and _commit_asked(writer) > told)
+            writer is operation or (writer.transactional and commit_asked(writer) > told)
             for writer in lasting
         ):
             yield self._bad_read("precommitted-read", "was not committed", operation, read, lasting)
@@ -450,7 +418,7 @@ class Checker:
                         entry = (operation, offset, act.reset)
                         every.setdefault((act.group, name), []).append(entry)
                     if operation.outcome == "ok":
-                        looks.append((_completion(operation), True, operation, act))
+                        looks.append((completion(operation), True, operation, act))
                 if isinstance(act, Commit | Committed) and operation.outcome == "ok":
                     looks.append((operation.invoked, False, operation, act))
         highest: dict[tuple[Hashable, Hashable], tuple[int, Operation]] = {}
@@ -467,11 +435,11 @@ class Checker:
                     continue
                 if isinstance(act, Commit):
                     what = "committed"
-                    if act.reset or _was_reset(every[key], known[1], operation, offset):
+                    if act.reset or was_reset(every[key], known[1], operation, offset):
                         continue
                 else:
                     what = "read back"
-                    if _explains(every[key], operation, offset):
+                    if explains(every[key], operation, offset):
                         continue
                 yield Finding(
                     "commit-regression",
@@ -508,7 +476,7 @@ class Checker:
         for operation in self.history.operations:
             for act in operation.acts:
                 if isinstance(act, End) and operation.outcome == "ok":
-                    looks.append((_completion(operation), True, operation, act))
+                    looks.append((completion(operation), True, operation, act))
                     looks.append((operation.invoked, False, operation, act))
         highest: dict[Hashable, tuple[int, Operation]] = {}
         for _, ended, operation, act in sorted(looks, key=lambda look: look[:2]):
@@ -525,123 +493,6 @@ class Checker:
                     (known[0], act.offset),
                 )
 
-    # ---- copies ----
-
-    def copy(self, copy: Copy) -> Iterator[Finding]:
-        """Each committed value of the source just once in the target."""
-        worked_up_to: dict[Hashable, int] = {}
-        for operation in self.history.operations:
-            if operation.outcome == "ok":
-                for act in operation.acts:
-                    if isinstance(act, Commit) and act.group == copy.group:
-                        for name, offset in act.offsets:
-                            worked_up_to[name] = max(offset, worked_up_to.get(name, 0))
-        for name in sorted(copy.source | copy.target, key=repr):
-            self._require_known(name)
-        expected: Counter[Hashable] = Counter()
-        possible: Counter[Hashable] = Counter()
-        due: dict[Hashable, tuple[Hashable, int, Operation]] = {}
-        for name in copy.source:
-            if name not in self.partitions:
-                continue
-            partition = self.partitions[name]
-            for offset in self.positions[name]:
-                for value, operation in partition.at[offset].items():
-                    result = value if copy.transform is None else copy.transform(value)
-                    possible[result] += 1
-                    if offset not in partition.certain:
-                        continue  # perhaps aborted: its copy may be there or not
-                    expected[result] += 1
-                    if self.caught_up or offset < worked_up_to.get(name, 0):
-                        due.setdefault(result, (name, offset, operation))
-        there: dict[Hashable, list[tuple[Hashable, int, Operation]]] = {}
-        perhaps: Counter[Hashable] = Counter()  # read uncommitted: committed, aborted or open
-        for name in copy.target:
-            if name in self.partitions:
-                partition = self.partitions[name]
-                for offset, value in sorted(partition.read, key=offset_of):
-                    if offset in partition.certain:
-                        claimed = partition.at[offset][value]
-                        operation = partition.seen_committed.get(offset, claimed)
-                        there.setdefault(value, []).append((name, offset, operation))
-                    elif not partition.is_aborted(offset, value):
-                        perhaps[value] += 1
-        for value, places in there.items():
-            if len(places) > possible[value]:
-                yield Finding(
-                    "exactly-once-copy",
-                    f"{value!r} is in the copy {_times(len(places))}, and in the source "
-                    f"{_times(possible[value])}",
-                    tuple(dict.fromkeys(operation for _, _, operation in places)),
-                    places[-1][0],
-                    tuple(offset for _, offset, _ in places),
-                    (value,),
-                )
-        for value, (name, offset, operation) in due.items():
-            if len(there.get(value, ())) + perhaps[value] < expected[value]:
-                yield Finding(
-                    "exactly-once-copy",
-                    f"{value!r} at offset {offset} of {name!r} is not in the copy",
-                    (operation,),
-                    name,
-                    (offset,),
-                    (value,),
-                )
-
-    def _require_known(self, name: Hashable) -> None:
-        """Raise ValueError if the history cannot show which records of a partition count."""
-        partition = self.partitions.get(name)
-        if partition is None or not partition.read or partition.writers or partition.seen_committed:
-            return
-        raise ValueError(
-            f"{name!r} is part of a copy, its sends are not recorded, and it was read uncommitted "
-            "only, so that aborted records cannot be told from committed ones: record its "
-            "snapshot with isolation='read_committed'"
-        )
-
-    # ---- cycles ----
-
-    def cycles(self) -> Iterator[Finding]:
-        """Operations that depend on themselves, by writes behind writes and reads of writes."""
-        writes: dict[Operation, dict[Operation, str]] = defaultdict(dict)
-        every: dict[Operation, dict[Operation, str]] = defaultdict(dict)
-        for name, partition in self.partitions.items():
-            before: Operation | None = None
-            for offset in self.positions[name]:
-                for value in partition.at[offset]:
-                    writers = partition.writers.get(value, ())
-                    if len(writers) != 1 or writers[0].outcome == "fail":
-                        continue
-                    if before is not None and before is not writers[0]:
-                        what = f"{name!r} offset {offset} behind the other's"
-                        writes[before].setdefault(writers[0], what)
-                        every[before].setdefault(writers[0], what)
-                    before = writers[0]
-        for operation in self.history.operations:
-            if operation.outcome == "fail":
-                continue
-            for act in operation.acts:
-                if isinstance(act, Poll):
-                    for read in act.reads:
-                        writers = self.partitions[read.partition].writers.get(read.value, ())
-                        if len(writers) == 1 and writers[0] is not operation:
-                            what = f"{read.partition!r} offset {read.offset} read"
-                            every[writers[0]].setdefault(operation, what)
-        for part in circular(writes):
-            source = part[0]
-            target = next(target for target in writes[source] if target in part)
-            yield _circle("G0", [source, *way(writes, target, source)], writes)
-        for part in circular(every):
-            members = set(part)
-            for source in part:
-                reader = next(
-                    (t for t in every[source] if t in members and t not in writes.get(source, ())),
-                    None,
-                )
-                if reader is not None:
-                    yield _circle("G1c", [source, *way(every, reader, source)], every)
-                    break
-
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Checker], Iterator[Finding]]], ...] = (
     (("lost-write", "unseen", "torn-transaction"), Checker.lost),
@@ -655,91 +506,5 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Checker], Iterator[Finding]]], ..
     (("commit-regression",), Checker.commits),
     (("two-owners",), Checker.owners),
     (("end-regression",), Checker.ends),
-    (("G0", "G1c"), Checker.cycles),
+    (("G0", "G1c"), cycles),
 )
-
-
-def _completion(operation: Operation) -> int:
-    return operation.invoked if operation.completed is None else operation.completed
-
-
-def _commit_asked(writer: Operation) -> int:
-    """The place from which on a transaction may be visible."""
-    return writer.invoked if writer.prepared is None else writer.prepared
-
-
-def _was_reset(
-    commits: list[tuple[Operation, int, bool]], since: Operation, until: Operation, offset: int
-) -> bool:
-    """Whether a reset to `offset` or below may have come between two operations."""
-    return any(
-        reset
-        and to <= offset
-        and _completion_or_never(operation) > since.invoked
-        and operation.invoked < _completion(until)
-        for operation, to, reset in commits
-    )
-
-
-def _explains(commits: list[tuple[Operation, int, bool]], reader: Operation, offset: int) -> bool:
-    """Whether a commit of `offset` may be the last that the reader could see."""
-    return any(
-        to == offset
-        and operation.invoked < _completion(reader)
-        and not any(
-            other.outcome == "ok"
-            and other.invoked > _completion_or_never(operation)
-            and _completion(other) < reader.invoked
-            for other, _, _ in commits
-        )
-        for operation, to, _ in commits
-    )
-
-
-def _completion_or_never(operation: Operation) -> int:
-    """What nobody knows the end of may happen at any later time."""
-    return _completion(operation) if operation.outcome == "ok" else 1 << 62
-
-
-def _place(
-    at: dict[tuple[Hashable, Hashable], tuple[int, Operation, bool]],
-    consumer: Hashable,
-    positions: Iterable[tuple[Hashable, int]],
-    operation: Operation,
-) -> None:
-    for name, offset in positions:
-        at[(consumer, name)] = (offset, operation, False)
-
-
-def _merged(stretches: list[_Stretch]) -> list[_Stretch]:
-    """Stretches that touch become one; sorted, and no two overlap."""
-    merged: list[_Stretch] = []
-    for first, last, operation in sorted(stretches, key=lambda stretch: stretch[:2]):
-        if merged and first <= merged[-1][1]:
-            if last > merged[-1][1]:
-                merged[-1] = (merged[-1][0], last, operation)
-        else:
-            merged.append((first, last, operation))
-    return merged
-
-
-def _reader_past(covered: list[_Stretch], offset: int) -> Operation | None:
-    """Who came from below an offset to one above it, or got something there."""
-    slot = bisect_right(covered, offset, key=lambda stretch: stretch[0]) - 1
-    return covered[slot][2] if slot >= 0 and covered[slot][1] >= offset else None
-
-
-def _circle(
-    kind: str, path: list[Operation], edges: dict[Operation, dict[Operation, str]]
-) -> Finding:
-    steps = [f"#{a.number} before #{b.number} ({edges[a][b]})" for a, b in pairwise(path)]
-    return Finding(kind, "; ".join(steps), tuple(path[:-1]))
-
-
-def _listed(offsets: Sequence[int]) -> str:
-    shown = ", ".join(map(str, offsets[:5]))
-    return shown + (f" and {len(offsets) - 5} more" if len(offsets) > 5 else "")
-
-
-def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

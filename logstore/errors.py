@@ -161,7 +161,9 @@ class CodecUnavailableError(UnsupportedFormatError):
     """The package of the ``.codec`` is not installed; the message has the command that does it."""
 
     def __init__(self, codec: str, *, package: str, extra: str) -> None:
-        super().__init__(f'{codec} needs the {package} package: pip install "logstore-engine[{extra}]"')
+        super().__init__(
+            f'{codec} needs the {package} package: pip install "logstore-engine[{extra}]"'
+        )
         self.codec = codec
         self.package = package
 

@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
-        print('the logstore command needs click: pip install "logstore-engine[cli]"', file=sys.stderr)
+        print(
+            'the logstore command needs click: pip install "logstore-engine[cli]"', file=sys.stderr
+        )
         return 1
     code = run(arguments)
     if arguments is None:

@@ -31,7 +31,7 @@ C_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 # Words of the list per 1,000 words, in each area.  The goal is 1.
-CEILINGS = {"logstore": 15.9, "spark_connector": 11.2, "native": 12.9, "tests": 16.5, "docs": 9.2}
+CEILINGS = {"logstore": 15.0, "spark_connector": 11.2, "native": 12.2, "tests": 16.5, "docs": 9.2}
 SLACK = 0.5  # how far below its ceiling a count may be before the ceiling has to follow
 
 AREAS = {

@@ -296,6 +296,9 @@ class RewritableLog(AppendableLog):
         self._activate(new, empty_contents(base_offset))
         segment.writer = None
         view.publish((*view.segments[:-1], new))
+        if view.segments[0] is new:
+            # No record is left below the cut: compaction had removed them.
+            view.start_offset = max(view.start_offset, base_offset)
         view.producers.snapshot(base_offset)  # one at the old base goes
         self._delete_segments([segment])
 

@@ -861,3 +861,22 @@ def test_a_cut_lowers_what_only_the_root_knows_of_compaction(tmp_path: Path) -> 
         assert log.first_dirty_offset <= 10
         compact_thrice(log)
         assert log.get(b"alice") is None
+
+
+def test_a_truncation_to_offsets_that_were_compacted_away_moves_the_start(
+    make_log: MakeLog,
+) -> None:
+    """No record below the cut is left, and the segment that begins at the cut is the first."""
+    log = make_log()
+    log.extend([Record(b"1", key=b"a"), Record(b"2", key=b"a")])
+    log.roll()
+    Compactor(log).run()
+    log.append(b"3", key=b"b")
+    log.truncate(1)
+    assert (log.start_offset, log.end_offset) == (1, 1)
+    check_invariants(log)
+    assert log.append(b"4", key=b"c") == 1
+    log.close()
+    with Partition.open(log.path) as again:
+        assert (again.start_offset, again.end_offset) == (1, 2)
+        check_invariants(again)

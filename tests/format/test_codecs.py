@@ -103,7 +103,7 @@ def test_every_level_of_kafkas_configuration_round_trips(codec: int, levels: lis
 
 def test_a_missing_snappy_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cramjam", None)
-    hint = r'pip install "logstore\[snappy\]"'
+    hint = r'pip install "logstore-engine\[snappy\]"'
     with pytest.raises(CodecUnavailableError, match=hint):
         codecs.compress(SNAPPY, b"x")
     with pytest.raises(CodecUnavailableError, match=hint):

@@ -63,7 +63,7 @@ def test_the_demo_runs() -> None:
 
 def test_every_example_is_run_by_a_test() -> None:
     here = Path(__file__)
-    tests = here.read_text() + (here.parent / "spark" / "test_examples.py").read_text()
-    others = "".join(path.read_text() for path in here.parent.glob("test_*.py"))
+    tests = here.read_text() + (here.parent.parent / "spark" / "test_examples.py").read_text()
+    others = "".join(path.read_text() for path in here.parent.parent.rglob("test_*.py"))
     for path in EXAMPLES.glob("*.py"):
         assert path.name in tests or path.name in others, f"{path.name} is run by no test"

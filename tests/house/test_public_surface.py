@@ -329,7 +329,7 @@ def test_a_partition_has_no_length_and_is_not_pickled(log: Partition) -> None:
 
 
 def test_the_version_has_one_home() -> None:
-    assert metadata.version("logstore") == logstore.__version__
+    assert metadata.version("logstore-engine") == logstore.__version__
 
 
 def test_the_package_is_typed() -> None:

@@ -32,7 +32,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
-import logging
 import os
 import random
 import shutil
@@ -44,7 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from logstore.testing.sandbox import Sandbox
+from logstore.testing.sandbox import Sandbox, quiet
 
 __all__ = ["InterruptExploration", "InterruptViolation", "explore_interrupts", "interrupt_at"]
 
@@ -335,17 +334,15 @@ def _where(place: Place) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the log, and without the interrupts of destructors, which CPython prints."""
-    logger = logging.getLogger("logstore")
-    level, before = logger.level, sys.unraisablehook
+    before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             before(unraisable)
 
-    logger.setLevel(logging.CRITICAL)
     sys.unraisablehook = hook
     try:
-        yield
+        with quiet():
+            yield
     finally:
-        logger.setLevel(level)
         sys.unraisablehook = before

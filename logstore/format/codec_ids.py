@@ -18,6 +18,7 @@ SNAPPY: Final = 2
 LZ4: Final = 3
 
 ZSTD: Final = 4
+LZ4_DEFAULT_LEVEL: Final = 9  # Kafka's name for the fast compressor; all others are lz4-hc
 
 #: Names of codecs as Kafka's ``compression.type`` spells them, and their number in a batch.
 CODECS: Final[Mapping[str, int]] = MappingProxyType(
@@ -62,3 +63,8 @@ def check_level(codec: int, level: int | None, allowed: range) -> int | None:
         valid = f"{allowed.start}..{allowed.stop - 1}" if allowed else "none"
         raise ValueError(f"compression level {level} is not valid for {_name(codec)} ({valid})")
     return level
+
+
+def is_default_lz4(codec: int, level: int | None) -> bool:
+    """Return whether this is lz4 as Kafka does it when no level is given."""
+    return codec == LZ4 and level in (None, LZ4_DEFAULT_LEVEL)

@@ -17,8 +17,9 @@ Not here: dictionaries, the legacy framings of magic 0 and 1, and the batch arou
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, TypeAlias
 
 from logstore.errors import CodecUnavailableError
 from logstore.format.codec_ids import (
@@ -31,11 +32,8 @@ from logstore.format.codec_ids import (
     CodecError,
     CodecLimitError,
     check_level,
+    is_default_lz4,
 )
-from logstore.format.gzip_codec import gzip_compress, gzip_decompress
-from logstore.format.lz4_codec import is_default_lz4, lz4_compress, lz4_decompress
-from logstore.format.snappy_codec import snappy_compress, snappy_decompress
-from logstore.format.zstd_codec import zstd_compress, zstd_decompress
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -64,7 +62,7 @@ def compress(codec: int, payload: Buffer, level: int | None = None) -> bytes:
     """
     if not NONE <= codec <= ZSTD:
         raise ValueError(f"unknown compression codec {codec}")
-    return _COMPRESS[codec](payload, level)
+    return _codec(codec)[0](payload, level)
 
 
 def decompress(codec: int, payload: Buffer, max_bytes: int) -> bytes:
@@ -80,7 +78,7 @@ def decompress(codec: int, payload: Buffer, max_bytes: int) -> bytes:
     view = memoryview(payload).cast("B")
     if not len(view) and codec != NONE:
         raise CodecError(codec, "empty")
-    return _DECOMPRESS[codec](payload, view, max_bytes)
+    return _codec(codec)[1](payload, view, max_bytes)
 
 
 def _none_compress(payload: Buffer, level: int | None) -> bytes:
@@ -94,17 +92,27 @@ def _none_decompress(payload: Buffer, view: memoryview, max_bytes: int) -> bytes
     return bytes(payload)
 
 
-_COMPRESS: Final[tuple[Callable[[Buffer, int | None], bytes], ...]] = (
-    _none_compress,
-    gzip_compress,
-    snappy_compress,
-    lz4_compress,
-    zstd_compress,
-)
-_DECOMPRESS: Final[tuple[Callable[[Buffer, memoryview, int], bytes], ...]] = (
-    _none_decompress,
-    gzip_decompress,
-    snappy_decompress,
-    lz4_decompress,
-    zstd_decompress,
-)
+_Compress: TypeAlias = "Callable[[Buffer, int | None], bytes]"
+_Decompress: TypeAlias = "Callable[[Buffer, memoryview, int], bytes]"
+
+
+@functools.cache
+def _codec(number: int) -> tuple[_Compress, _Decompress]:
+    """Return both directions of a codec; its module is imported the first time."""
+    if number == NONE:
+        return _none_compress, _none_decompress
+    if number == GZIP:
+        from logstore.format import gzip_codec
+
+        return gzip_codec.gzip_compress, gzip_codec.gzip_decompress
+    if number == SNAPPY:
+        from logstore.format import snappy_codec
+
+        return snappy_codec.snappy_compress, snappy_codec.snappy_decompress
+    if number == LZ4:
+        from logstore.format import lz4_codec
+
+        return lz4_codec.lz4_compress, lz4_codec.lz4_decompress
+    from logstore.format import zstd_codec
+
+    return zstd_codec.zstd_compress, zstd_codec.zstd_decompress

@@ -12,17 +12,15 @@ from logstore.format.codec_ids import (
     CodecError,
     CodecLimitError,
     check_level,
+    is_default_lz4,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["is_default_lz4"]
-
 
 _LZ4_MAGIC: Final = 0x184D2204
 
-_LZ4_DEFAULT_LEVEL: Final = 9  # Kafka's name for the fast compressor; all others are lz4-hc
 
 _LZ4_HC_MIN: Final = 3  # the library's lowest and highest level of lz4-hc
 
@@ -253,8 +251,3 @@ def _lend_lz4(block: Any) -> None:
         return
     decode, encode = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
     _native.lend_lz4(decode or 0, encode or 0)
-
-
-def is_default_lz4(codec: int, level: int | None) -> bool:
-    """Whether this is lz4 as Kafka does it when no level is given."""
-    return codec == LZ4 and level in (None, _LZ4_DEFAULT_LEVEL)

@@ -68,8 +68,9 @@ def test_the_sdist_holds_all_that_a_build_and_a_test_run_need(sdist: Path) -> No
     with tarfile.open(sdist) as tar:
         shipped = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     needed = {"setup.py", "pyproject.toml", "LICENSE", "Makefile", "logstore/py.typed"}
+    needed |= {"CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"}
     for pattern in ("native/**/*.[ch]", "logstore/**/*.py", "logstore/**/*.pyi", "tests/**/*.py",
-                    "logstore/**/*.html",
+                    "logstore/**/*.html", "docs/*.md", "examples/**/*.py",
                     "spark_connector/**/*.py"):  # fmt: skip
         needed |= {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
     assert needed - shipped == set()

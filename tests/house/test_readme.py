@@ -99,10 +99,21 @@ def test_every_link_leads_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_page_is_listed() -> None:
+def test_the_readme_names_files_and_has_no_relative_link() -> None:
+    """A package index shows the README without the files next to it."""
+    text = README.read_text(encoding="utf-8")
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link] == []
+    named = re.findall(r"`((?:docs|examples)/[\w./-]*|[A-Z]+\.md)`", text)
+    assert len(named) > 4
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_page_is_listed_and_has_the_same_place_in_the_site() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"({page.name})" in index, page.name
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
+    listed = [page for page in re.findall(r"\((\S+\.md)\)", index) if "/" not in page]
+    assert ["README.md", *listed] == re.findall(r": (\S+\.md)", site)
+    assert {page.name for page in DOCS.glob("*.md")} == {"README.md", *listed}
 
 
 def test_every_path_that_the_architecture_names_exists() -> None:

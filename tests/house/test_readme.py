@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
 import re
@@ -121,6 +122,33 @@ def test_every_path_that_the_architecture_names_exists() -> None:
     paths = re.findall(r"`([a-z_]+/[\w./-]+)`", text)
     assert len(paths) > 50
     assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
+
+
+def locks_of(node: ast.AST, owner: str) -> Iterator[str]:
+    """``Class.attribute`` or ``module.name`` of every lock that outlives the call that makes it."""
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Assign(targets=[target], value=ast.Call(func=made)):
+                is_lock = ast.unparse(made) in ("threading.Lock", "threading.RLock")
+                if is_lock and (isinstance(target, ast.Attribute) or child.col_offset == 0):
+                    yield f"{owner}.{ast.unparse(target).removeprefix('self.')}"
+        yield from locks_of(child, child.name if isinstance(child, ast.ClassDef) else owner)
+
+
+def test_every_lock_has_a_place_in_the_lock_order() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    order = text.split("## Lock order")[1].split("\nRules under locks")[0]
+    listed = set(re.findall(r"`([\w.]+)`", order))
+    missing = set()
+    for path in (ROOT / "logstore").rglob("*.py"):
+        package = path.relative_to(ROOT / "logstore").parts[0]
+        for lock in locks_of(ast.parse(path.read_text("utf-8")), path.stem):
+            # The page names the locks of an open log by their roles: view.lock, Durability._lock.
+            name = lock.split(".")[1]
+            of_a_log = package == "partition" and name in {each.split(".")[-1] for each in listed}
+            if package not in ("testing", "cli") and not of_a_log:
+                missing |= {lock} - listed
+    assert missing == set()
 
 
 def test_the_page_of_errors_lists_every_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import logging
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import logstore
 from logstore import errors
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,6 +28,8 @@ RUN = [
         for name in ("quickstart", "reading-and-writing", "errors", "operations", "recipes")
     ),
 ]
+
+GUIDES = ("consumers", "producers", "retention", "compaction", "testing", "testing-your-code")
 
 
 @pytest.fixture
@@ -53,6 +57,28 @@ def test_a_page_runs_as_written(
     assert found
     for number, snippet in enumerate(found):
         exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), {})
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_runs_with_an_open_store(name: str, tmp_path: Path) -> None:
+    """These pages leave out the lines that open a store, a log and a consumer."""
+    (tmp_path / "traced").mkdir()
+    with logstore.open(tmp_path / "store") as store:
+        for topic in ("orders", "debits", "credits"):
+            store.create_topic(topic)
+        log = store["orders"][0]
+        log.append(b"1 EUR", key=b"alice")
+        with logstore.Consumer(store, "orders", group_id="guide", auto_commit=False) as consumer:
+            consumer.poll(timeout=1)
+            given = {"logstore": logstore, "store": store, "log": log, "consumer": consumer}
+            given |= {"directory": tmp_path / "traced", "bill": print}
+            for number, snippet in enumerate(snippets(DOCS / f"{name}.md")):
+                code = snippet.replace("timeout=5)", "timeout=0.1)")
+                compiled = compile(
+                    code, f"{name}, {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                )
+                if "Bank(" not in code and (running := eval(compiled, given)) is not None:
+                    asyncio.run(running)
 
 
 @pytest.mark.parametrize("page", RUN[:3], ids=lambda page: page.name)  # others leave types out

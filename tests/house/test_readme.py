@@ -119,11 +119,20 @@ def test_what_send_and_poll_return_is_typed(tmp_path: Path) -> None:
     assert [int(line.split(":")[1]) for line in out.splitlines()] == [3, 4, 5, 7, 9, 11], out
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that a site gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", text.lower())) for text in headings}
+
+
 def test_every_link_leads_somewhere() -> None:
-    for page in [README, *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for page in [README, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                path, _, anchor = target.partition("#")
+                linked = page.parent / path if path else page
+                assert linked.exists(), f"{page.name}: {target}"
+                assert not anchor or anchor in anchors(linked), f"{page.name}: {target}"
 
 
 def test_the_readme_names_files_and_has_no_relative_link() -> None:

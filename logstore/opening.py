@@ -55,9 +55,9 @@ def open(
     store = open_store(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
                        progress=progress, reserve_bytes=reserve_bytes,
-                       allow_unsafe_fs=allow_unsafe_fs)  # fmt: skip
+                       allow_unsafe_fs=allow_unsafe_fs,
+                       check_transaction=_check_transaction)  # fmt: skip
     try:
-        store.verify_transaction = _verify_transaction
         foreign = store.recovery.foreign
         if not readonly and TRANSACTION_STATE in store and (foreign or not store.recovery.clean):
             _finish_transactions(store, abort_ongoing=not foreign)
@@ -67,7 +67,7 @@ def open(
     return store
 
 
-def _verify_transaction(
+def _check_transaction(
     store: Store, producer_id: int, producer_epoch: int, where: tuple[str, int]
 ) -> None:
     from logstore.coordinators.transaction_coordinator import Transactions

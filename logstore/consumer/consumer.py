@@ -521,7 +521,7 @@ class Consumer(Closeable):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the consumer is closed")
-        self._store._check_usable()
+        self._store.access.check_usable()
 
     def __repr__(self) -> str:
         group = "" if self.group_id is None else f" of group {self.group_id!r}"

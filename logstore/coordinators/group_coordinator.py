@@ -122,7 +122,7 @@ class GroupCoordinator(Closeable):
     @classmethod
     def of(cls, store: Store) -> GroupCoordinator:
         """The coordinator of a store; closed with it."""
-        return store.companion(cls)
+        return store.companions.of(cls)
 
     def close(self) -> None:
         """End all groups here; what they are is in the log."""

@@ -58,6 +58,6 @@ def coordinator_partition(name: str, partitions: int) -> int:
 def internal_topic(store: Store, name: str) -> Topic:
     """One of the two topics; declared when it is missing.
 
-    Its partitions are made when they are first written to: ``store.make_partition(name, number)``.
+    Its partitions are made when they are first written to: see `TopicChanges.make_partition`.
     """
-    return store.declare_topic(name, PARTITIONS, config=INTERNAL_TOPICS[name])
+    return store.topic_changes.declare(name, PARTITIONS, config=INTERNAL_TOPICS[name])

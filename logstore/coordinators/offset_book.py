@@ -129,7 +129,7 @@ class OffsetBook(Closeable):
     @classmethod
     def of(cls, store: Store) -> OffsetBook:
         """The book of a store; closed with it."""
-        return store.companion(cls)
+        return store.companions.of(cls)
 
     def close(self) -> None:
         """Nothing is held that the store does not close."""
@@ -143,7 +143,8 @@ class OffsetBook(Closeable):
             if not self._store.readonly:
                 internal_topic(self._store, CONSUMER_OFFSETS)
             if CONSUMER_OFFSETS in self._store:
-                self._count = self._store.declared_partitions(CONSUMER_OFFSETS)
+                topic = self._store[CONSUMER_OFFSETS]
+                self._count = self._store.topic_changes.declared_partitions(topic)
         return self._count
 
     def partition_of(self, group: str) -> int:
@@ -162,7 +163,8 @@ class OffsetBook(Closeable):
             return shelf
 
     def _writable_log(self, shelf: _Shelf) -> Partition:
-        log = self._store.make_partition(CONSUMER_OFFSETS, shelf.number)
+        topic = self._store[CONSUMER_OFFSETS]
+        log = self._store.topic_changes.make_partition(topic, shelf.number)
         shelf.log = log
         return log
 
@@ -170,7 +172,7 @@ class OffsetBook(Closeable):
 
     def _taken_in(self, shelf: _Shelf) -> Ledger:
         """What the log says now; under the shelf's lock."""
-        self._store._check_usable()
+        self._store.access.check_usable()
         log = shelf.log
         if log is None or log.closed:
             if CONSUMER_OFFSETS not in self._store:
@@ -335,15 +337,16 @@ class OffsetBook(Closeable):
 
     def _forget_deleted_topics(self) -> None:
         """Tombstones for offsets of topics that were deleted: a new topic of that name is new."""
-        if self._store.readonly or not self._store.deleted_topics:
+        changes = self._store.topic_changes
+        if self._store.readonly or not changes.deleted:
             return
         with self._deletions:
-            names = set(self._store.deleted_topics)
+            names = set(changes.deleted)
             for group, entry in list(self._entries()):
                 gone = [tp for tp in entry.offsets if tp.topic in names]
                 if gone:
                     self.delete_offsets(group, gone)
-            self._store.forget_deleted_topics(names)
+            changes.forget_deleted(names)
 
 
 def _replay(log: Partition, ledger: Ledger, end: int) -> None:

@@ -114,7 +114,7 @@ class Transactions(Closeable):
     @classmethod
     def of(cls, store: Store) -> Transactions:
         """The transactions of a store; closed with it."""
-        return store.companion(cls)
+        return store.companions.of(cls)
 
     # ---- the log ----
 
@@ -152,18 +152,19 @@ class Transactions(Closeable):
                 )
 
     def _partition_of(self, transactional_id: str) -> Partition:
-        internal_topic(self._store, TRANSACTION_STATE)
+        topic = internal_topic(self._store, TRANSACTION_STATE)
         number = self._number_of(transactional_id)
-        return self._store.make_partition(TRANSACTION_STATE, number)
+        return self._store.topic_changes.make_partition(topic, number)
 
     def _number_of(self, transactional_id: str) -> int:
         if TRANSACTION_STATE not in self._store:
             return coordinator_partition(transactional_id, 50)
-        count = self._store.declared_partitions(TRANSACTION_STATE)
+        topic = self._store[TRANSACTION_STATE]
+        count = self._store.topic_changes.declared_partitions(topic)
         return coordinator_partition(transactional_id, count)
 
     def _fresh_id(self) -> int:
-        return self._store.take_producer_id(above=self._highest_id)
+        return self._store.producer_ids.take(above=self._highest_id)
 
     # ---- carrying out effects ----
 
@@ -360,7 +361,7 @@ class Transactions(Closeable):
         expected: tuple[int, int] | None = None,
     ) -> tuple[int, int]:
         """Fence every other producer of an id, abort what it left open; a new id and epoch."""
-        self._store._writable()
+        self._store.access.check_writable()
         was_open = False
 
         def request(now: int) -> Effect | None:
@@ -574,7 +575,7 @@ class Transactions(Closeable):
 
         Raises TransactionStateError when there is none.
         """
-        self._store._writable()
+        self._store.access.check_writable()
         self._ask(transactional_id, lambda now: self._machine.abort(transactional_id, now))
         return self.describe(transactional_id)
 

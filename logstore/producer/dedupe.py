@@ -228,7 +228,7 @@ class DedupeWindows(Closeable):
     @classmethod
     def of(cls, store: Store) -> DedupeWindows:
         """The windows of a store."""
-        return store.companion(cls)
+        return store.companions.of(cls)
 
     def window(self, topic: Topic, window_ms: int, records_max: int) -> DedupeWindow:
         """The window of a topic; read from the log when it is first asked for."""

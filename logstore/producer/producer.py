@@ -135,7 +135,7 @@ class Producer(_native.Sender, Closeable):
         self._key_serializer = serializer(key_serializer)
         self._value_serializer = serializer(value_serializer)
         self._interceptors = InterceptorChain(interceptors)
-        self.fsync = wants_fsync(store._durability if durability is None else durability)
+        self.fsync = wants_fsync(store.durability if durability is None else durability)
         self._generation = _native.fork_generation()
         self._making = threading.RLock()  # of routes, lanes and the thread
         self._failures: list[BaseException] = []  # since the last flush
@@ -147,7 +147,7 @@ class Producer(_native.Sender, Closeable):
         self._held_max = min(buffer_bytes, 1 << 20)
         self._client: TransactionClient | None = None  # of a transactional id
         if transactional_id is None:
-            self.identity = (store.take_producer_id(), 0) if idempotence else (-1, -1)
+            self.identity = (store.producer_ids.take(), 0) if idempotence else (-1, -1)
             self._quick = self._is_plain()
         elif not idempotence:
             raise ConfigError("transactions need idempotence=True")

@@ -78,20 +78,20 @@ class Router:
         if route is not None:
             topic = route.topic
             # Partitions may have been added, and the partitioner exchanged.
-            known = not topic._deleted and max(topic._numbers) + 1 == len(route.lanes)
+            known = not topic.deleted and topic.partition_numbers[-1] + 1 == len(route.lanes)
             if known and (self._partitioner or route.partitioner is topic.partitioner):
                 return route
         with self._producer._making:
             if name in INTERNAL_TOPICS:
                 raise InvalidNameError(f"{name!r} is written by coordinators only")
             topic = self._store[name]
-            numbers = topic._numbers
+            numbers = topic.partition_numbers
             lanes: list[Lane | None] = [None] * (max(numbers, default=-1) + 1)
             if route is not None and route.topic is topic:
                 for number, lane in enumerate(route.lanes[: len(lanes)]):
                     lanes[number] = lane
             partitioner = self._partitioner or topic.partitioner
-            made = Route(lanes, topic._dense and type(partitioner) is KeyPartitioner)
+            made = Route(lanes, len(numbers) == len(lanes) and type(partitioner) is KeyPartitioner)
             made.topic = topic
             made.partitioner = partitioner
             self._producer._set_route(name, made)
@@ -105,7 +105,7 @@ class Router:
             _ = topic[number]  # raises, and says which there are
             return number
         if not route.hashed or key is not None:
-            return topic._choose(key, value, route.partitioner)
+            return topic.choose_partition(key, value, route.partitioner)
         if route.left <= 0:
             sticky = cast(KeyPartitioner, route.partitioner)
             route.current = sticky.move(len(route.lanes))

@@ -12,6 +12,7 @@ copied here, or a side file that was lost, does not bring old ids back either.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 
 from logstore.config import ConfigError
@@ -26,24 +27,37 @@ BLOCK = 1000
 
 
 class ProducerIds:
-    """Gives out ids.  Callers serialise."""
+    """Gives out ids.  Threads may share it.
+
+    `check` is called before the file may change; it raises if the store is not writable.
+    """
 
     NAME = "logstore.producers"
 
-    def __init__(self, directory: Directory, time_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        time_ms: Callable[[], int],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._directory = directory
         self._time_ms = time_ms
+        self._check = check
+        self._lock = threading.Lock()
         self._next = self._end = 0  # what is left of the block
 
     def take(self, above: int = -1) -> int:
         """An id that was never given out; greater than `above`, if that could be one of these."""
-        if self._next >= self._end:
-            self._take_block()
-        if FIRST <= self._next <= above < PAST_LAST - 2 * BLOCK:
-            self._take_block(above + 1)
-        taken = self._next
-        self._next += 1
-        return taken
+        self._check()
+        with self._lock:
+            if self._next >= self._end:
+                self._take_block()
+            if FIRST <= self._next <= above < PAST_LAST - 2 * BLOCK:
+                self._take_block(above + 1)
+            taken = self._next
+            self._next += 1
+            return taken
 
     def _take_block(self, least: int = 0) -> None:
         start = max(self._read(), least)

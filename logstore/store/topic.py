@@ -30,6 +30,7 @@ from logstore.partition.partition import Partition
 from logstore.partitioner import Partitioner
 from logstore.record import Record
 from logstore.root.catalogue import NEVER_TOPICS
+from logstore.store.access import Access
 
 __all__ = ["PartitionDescription", "Position", "Topic", "TopicDescription", "check_topic_name"]
 
@@ -116,8 +117,9 @@ class Home(Protocol):
 
     @property
     def path(self) -> Path: ...
+    @property
+    def access(self) -> Access: ...
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> PartitionConfig: ...
-    def _check_usable(self) -> None: ...
     def _look_again(self) -> None: ...
     def _topic_id(self, name: str, number: int) -> uuid.UUID | None: ...
     def _open_partition(self, topic: Topic, number: int) -> Partition: ...
@@ -143,9 +145,9 @@ class Topic(Sequence[Partition]):
         self._config = config
         self._id = id
         # Partition numbers, and the partitions that were opened so far.
-        self._numbers = list(numbers)
+        self._numbers = tuple(numbers)
         self._opened: dict[int, Partition] = {}
-        self._dense = self._numbers == list(range(len(self._numbers)))
+        self._dense = self._numbers == tuple(range(len(self._numbers)))
 
     # ---- what it is ----
 
@@ -165,7 +167,12 @@ class Topic(Sequence[Partition]):
     def partition_numbers(self) -> tuple[int, ...]:
         """The numbers of the partitions that are here, in order.  Opens none of them."""
         self._store._look_again()
-        return tuple(self._numbers)
+        return self._numbers
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the topic was deleted, by this process or another."""
+        return self._deleted
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} of {len(self._numbers)} partitions>"
@@ -197,7 +204,7 @@ class Topic(Sequence[Partition]):
 
     def __iter__(self) -> Iterator[Partition]:
         self._store._look_again()
-        for number in list(self._numbers):
+        for number in self._numbers:
             yield self[number]
 
     def _open_partition(self, number: int) -> Partition:
@@ -223,13 +230,13 @@ class Topic(Sequence[Partition]):
     ) -> None:
         """Take over what the root lists now; an id of None leaves the id as it is."""
         self._id = self._id if id is None else id
-        self._numbers = list(numbers)
-        self._dense = self._numbers == list(range(len(self._numbers)))
+        self._numbers = tuple(numbers)
+        self._dense = self._numbers == tuple(range(len(self._numbers)))
         self._config = config
 
     def _add_number(self, number: int, *, of: int) -> None:
         """List a partition that was made; `of` are declared."""
-        self._numbers = sorted({*self._numbers, number})
+        self._numbers = tuple(sorted({*self._numbers, number}))
         self._dense = len(self._numbers) == of
 
     def _reconfigure(self, config: PartitionConfig) -> None:
@@ -288,7 +295,7 @@ class Topic(Sequence[Partition]):
             self._opened.clear()
 
     def _check_usable(self) -> None:
-        self._store._check_usable()
+        self._store.access.check_usable()
         if self._deleted:
             raise UnknownTopicError(self.name, where=f"{self._store.path}: it was deleted")
 
@@ -309,7 +316,9 @@ class Topic(Sequence[Partition]):
         Returns where it is, once it is as durable as asked for.  Raises what `Partition.append`
         raises.
         """
-        number = self._choose(key, value) if partition is None else partition_number(partition)
+        number = (
+            self.choose_partition(key, value) if partition is None else partition_number(partition)
+        )
         log = self._opened.get(number)
         if log is None or log.closed:
             log = self._open_partition(number)
@@ -338,9 +347,9 @@ class Topic(Sequence[Partition]):
             number = partition
             if number is None:
                 if isinstance(record, Record):
-                    number = self._choose(record.key, record.value)
+                    number = self.choose_partition(record.key, record.value)
                 else:
-                    number = self._choose(None, record)
+                    number = self.choose_partition(None, record)
             shares.setdefault(number, []).append(place)
         logs = {number: self[number] for number in shares}
         fsync = None if durability is None else wants_fsync(durability)
@@ -369,9 +378,14 @@ class Topic(Sequence[Partition]):
             raise
         return [position for position in positions if position is not None]
 
-    def _choose(
+    def choose_partition(
         self, key: bytes | None, value: bytes | None, partitioner: Partitioner | None = None
     ) -> int:
+        """Return the number of the partition for a record, as `partitioner` or the topic's chooses.
+
+        Raises ConfigError if the directory has only some of the topic's partitions, and ValueError
+        if the partitioner returns a number that the topic does not have.
+        """
         if not self._dense:
             self._check_usable()
             raise ConfigError(
@@ -402,7 +416,7 @@ class Topic(Sequence[Partition]):
                 f"topic {self.name!r} has cleanup.policy={self._config.cleanup_policy}, and may "
                 f"have lost the newest record of a key: use cleanup.policy=compact, or scan it"
             )
-        return self[self._choose(key, b"")].get(key, isolation=isolation)
+        return self[self.choose_partition(key, b"")].get(key, isolation=isolation)
 
     # ---- settings and size ----
 

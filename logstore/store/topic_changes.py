@@ -4,7 +4,8 @@ Invariant: the catalogue brackets every change.  An entry with `creating_from` o
 written before the first directory changes, and replaced after the last one is durable; `finish`
 undoes or completes what a crash cut short.
 
-The Store holds its lock for every call, and has checked that it may write.
+Every change holds the store's lock and checks that the store is writable; an interrupt stops none
+of them.  Packages above the store declare their topics here and make partitions on demand.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ import contextlib
 import dataclasses
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from logstore.config import ConfigError, PartitionConfig
+from logstore.errors import TopicExistsError
 from logstore.files.disk_reserve import Reserve
 from logstore.files.names import segment_name
 from logstore.log.epochs import LEADER_EPOCHS
 from logstore.log.state import PartitionState
 from logstore.log.topic_id import PARTITION_METADATA, new_uuid, topic_id_text
+from logstore.partition.partition import Partition
 from logstore.root.catalogue import (
     PARTITIONS_MAX,
     TopicEntry,
     is_deleted,
 )
+from logstore.store.access import Access
 from logstore.store.recovery_report import StoreRecovery
 from logstore.store.root_checkpoints import RootCheckpoints
-from logstore.store.topic import Home, Topic, check_topic_name
+from logstore.store.topic import Topic, check_topic_name
 from logstore.store.topic_table import TopicTable
 
 __all__ = ["TopicChanges"]
@@ -40,48 +44,122 @@ COMMITTED_OFFSETS = "__consumer_offsets"  # where offsets of deleted topics have
 
 
 class TopicChanges:
-    """The changes of the topics of one table.  Keeps no state of its own."""
+    """The changes of the topics of one table.  Keeps no state of its own.
 
-    def __init__(self, table: TopicTable, checkpoints: RootCheckpoints, reserve: Reserve) -> None:
+    `reserve` is the disk space that the store keeps free; the store sets it when it has the lock
+    of the directory.
+    """
+
+    def __init__(self, table: TopicTable, checkpoints: RootCheckpoints, access: Access) -> None:
         self._table = table
         self._checkpoints = checkpoints
-        self._reserve = reserve
+        self._access = access
+        self.reserve = Reserve(table.directory, 0)
 
     # ---- create and grow ----
 
-    def create(self, home: Home, name: str, entry: TopicEntry) -> Topic:
-        """Make a topic with all its partitions."""
-        check_topic_name(name, self._table.topics)
-        self._make_partitions(name, entry, 0)
-        log.info("created topic %s with %d partitions", name, entry.partitions)
-        return self._table.add(home, name, range(entry.partitions), entry)
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        config: PartitionConfig | Mapping[str, Any] | None,
+        exist_ok: bool,
+        topic_id: uuid.UUID | None,
+    ) -> Topic:
+        """Make a topic with all its partitions; see `Store.create_topic`."""
+        settings = own_settings(config)
+        self._table.config.with_settings(settings)
+        if not hasattr(partitions, "__index__"):
+            raise ConfigError(f"partitions must be an int, not {partitions!r}")
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+        if not isinstance(topic_id, uuid.UUID | None):
+            raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")
 
-    def declare(self, home: Home, name: str, partitions: int, settings: Mapping[str, Any]) -> Topic:
-        """Make a topic of which a partition is made when it is first needed."""
-        check_topic_name(name, self._table.topics)
-        self._forget_offsets(name, range(partitions))
-        entry = TopicEntry(new_uuid(), partitions, settings, made=())
-        self._table.catalogue.put(name, entry)
-        log.info("declared topic %s of %d partitions", name, partitions)
-        return self._table.add(home, name, (), entry)
+        def create() -> Topic:
+            table = self._table
+            known = table.topics.get(name)
+            if known is not None:
+                if not exist_ok:
+                    raise TopicExistsError(name, where=str(table.directory.path))
+                return known
+            check_topic_name(name, table.topics)
+            entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
+            self._make_partitions(name, entry, 0)
+            log.info("created topic %s with %d partitions", name, partitions)
+            return table.add(name, range(partitions), entry)
 
-    def make_declared(self, topic: Topic, number: int) -> None:
-        """Make a partition of a declared topic, unless it is there."""
-        entry = self._table.catalogue.entries.get(topic.name)
-        if number not in topic._numbers and entry is not None and entry.made is not None:
-            self._make_on_demand(topic, entry, number)
+        return self._access.change(create)
 
     def grow(self, topic: Topic, count: int) -> None:
-        """Add partitions to a topic.  The table lists them after its next `look_around`."""
-        topic._check_usable()
-        _require_all(topic)
-        first = len(topic)
-        if first + count > PARTITIONS_MAX:
-            raise ConfigError(f"a topic has at most {PARTITIONS_MAX} partitions")
-        entry = self._entry_of(topic)
-        self._make_partitions(
-            topic.name, dataclasses.replace(entry, partitions=first + count), first
-        )
+        """Add `count` partitions to a topic, after those that exist."""
+        if count < 1:
+            raise ConfigError(f"count must be at least 1, not {count!r}")
+
+        def grow() -> None:
+            topic._check_usable()
+            _require_all(topic)
+            first = len(topic)
+            if first + count > PARTITIONS_MAX:
+                raise ConfigError(f"a topic has at most {PARTITIONS_MAX} partitions")
+            entry = self._entry_of(topic)
+            self._make_partitions(
+                topic.name, dataclasses.replace(entry, partitions=first + count), first
+            )
+            self._table.look_around()
+
+        self._access.change(grow)
+
+    # ---- declared topics ----
+
+    def declare(
+        self, name: str, partitions: int, *, config: Mapping[str, Any] | None = None
+    ) -> Topic:
+        """Make a topic without partitions: `make_partition` makes each when it is first needed.
+
+        For topics that hold the state of a coordinator: few of their many partitions are ever
+        used.  Return a topic that exists unchanged.
+        """
+        settings = own_settings(config)
+
+        def declare() -> Topic:
+            known = self._table.topics.get(name)
+            if known is not None:
+                return known
+            check_topic_name(name, self._table.topics)
+            self._forget_offsets(name, range(partitions))
+            entry = TopicEntry(new_uuid(), partitions, settings, made=())
+            self._table.catalogue.put(name, entry)
+            log.info("declared topic %s of %d partitions", name, partitions)
+            return self._table.add(name, (), entry)
+
+        return self._table.topics.get(name) or self._access.change(declare)
+
+    def declared_partitions(self, topic: Topic) -> int:
+        """Return how many partitions a topic has, with those that are not made yet."""
+        entry = self._table.catalogue.entries.get(topic.name)
+        there = max(topic._numbers, default=-1) + 1
+        return there if entry is None else max(entry.partitions, there)
+
+    def make_partition(self, topic: Topic, number: int) -> Partition:
+        """Return a partition of a declared topic; make it, durably, if it does not exist."""
+
+        def make() -> None:
+            entry = self._table.catalogue.entries.get(topic.name)
+            if number not in topic._numbers and entry is not None and entry.made is not None:
+                self._make_on_demand(topic, entry, number)
+
+        if number not in topic._numbers:
+            self._access.change(make)
+        return topic[number]
+
+    def stored_settings(self, topic: Topic) -> Mapping[str, Any]:
+        """Return the settings that the catalogue has for a topic, by their dotted names."""
+        entry = self._table.catalogue.entries.get(topic.name)
+        return {} if entry is None else entry.settings
+
+    # ---- directories ----
 
     def _make_on_demand(self, topic: Topic, entry: TopicEntry, number: int) -> None:
         if not 0 <= number < entry.partitions:
@@ -100,7 +178,7 @@ class TopicChanges:
         self._forget_offsets(name, range(first, entry.partitions))
         self._table.catalogue.put(name, dataclasses.replace(entry, creating_from=first))
         try:
-            with self._reserve.shut():
+            with self.reserve.shut():
                 for number in range(first, entry.partitions):
                     self._make_partition(f"{name}-{number}", entry.id)
                 self._table.directory.sync()
@@ -143,6 +221,12 @@ class TopicChanges:
 
     def alter(self, topic: Topic, config: Mapping[str, Any]) -> PartitionConfig:
         """Change settings of a topic, and keep them; None goes back to the default."""
+        with self._access.lock:
+            self._access.check_writable()
+            return self._alter(topic, config)
+
+    def _alter(self, topic: Topic, config: Mapping[str, Any]) -> PartitionConfig:
+        topic._check_usable()
         _require_all(topic)
         entry = self._entry_of(topic)
         settings = {**entry.settings, **own_settings(config)}
@@ -156,6 +240,21 @@ class TopicChanges:
 
     def delete(self, topic: Topic) -> None:
         """Delete a topic.  Raises OSError for what could not be removed: the topic is gone."""
+        self._access.change(lambda: self._delete(topic))
+
+    @property
+    def deleted(self) -> tuple[str, ...]:
+        """Topics that were deleted and still have committed offsets."""
+        return self._table.catalogue.deleted
+
+    def forget_deleted(self, names: Collection[str]) -> None:
+        """Remove names from `deleted`: their committed offsets are gone."""
+        with self._access.lock:
+            self._access.check_writable()
+            self._table.catalogue.forget_deleted(names)
+
+    def _delete(self, topic: Topic) -> None:
+        topic._check_usable()
         name = topic.name
         entry = dataclasses.replace(self._entry_of(topic), deleting=True)
         noted = COMMITTED_OFFSETS in self._table.topics and name != COMMITTED_OFFSETS
@@ -166,7 +265,7 @@ class TopicChanges:
         self._table.catalogue.remove(name)
         self._forget_offsets(name, topic._numbers)
         left = self._remove_deleted()
-        self._reserve.restore()
+        self.reserve.restore()
         log.info("deleted topic %s", name)
         for error in [left[each] for each in aside if each in left]:
             error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
@@ -219,7 +318,7 @@ class TopicChanges:
 
     def _forget_offsets(self, name: str, numbers: Iterable[int]) -> None:
         if self._checkpoints.forget([(name, number) for number in numbers]):
-            self._reserve.restore()
+            self.reserve.restore()
             self._checkpoints.write(self._table.opened_partitions())
 
     # ---- after a crash ----

@@ -1,7 +1,8 @@
 """TopicTable: the topics of a root directory, from its catalogue and the names of its directories.
 
-The Store that owns the table holds its lock for every call.  A topic refers to the store, its
-`home`; the table does not, so that a store without topics is freed when it is dropped.
+The Store that owns the table holds its lock for every call that changes the table.  A topic refers
+to the store; the table refers to it weakly, so that a store without topics is freed when its last
+reference is dropped.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -35,8 +37,13 @@ class TopicTable:
     """The topics of one root directory, by name, and their catalogue."""
 
     def __init__(
-        self, directory: Directory, config: PartitionConfig, partitioner: Partitioner | None
+        self,
+        store: Home,
+        directory: Directory,
+        config: PartitionConfig,
+        partitioner: Partitioner | None,
     ) -> None:
+        self._store = weakref.ref(store)
         self.directory = directory
         self.config = config  # of topics without settings
         self.catalogue = Catalogue(directory, {})
@@ -44,10 +51,10 @@ class TopicTable:
         self._partitioner = partitioner
         self._seen: tuple[int, ...] = ()
 
-    def read(self, home: Home) -> None:
+    def read(self) -> None:
         """Read the catalogue and list the directories."""
         self.catalogue = Catalogue.read(self.directory)
-        self.look_around(home)
+        self.look_around()
 
     def topics_now(self) -> list[Topic]:
         """Return the topics of this moment; other threads may add some later."""
@@ -64,8 +71,8 @@ class TopicTable:
         """Names of what is a directory at the root; a link is not."""
         return self.directory.directories()
 
-    def look_around(self, home: Home) -> None:
-        """Bring the topics up to what directory and catalogue say now."""
+    def look_around(self) -> None:
+        """Update the topics from the directory's present names and from the catalogue."""
         found = partition_directories(self.directories())
         for name, entry in self.catalogue.entries.items():
             if entry.deleting or entry.creating_from == 0:
@@ -79,7 +86,7 @@ class TopicTable:
             known = self.catalogue.entries.get(name)
             topic = self.topics.get(name)
             if topic is None or (known and topic._id not in (None, known.id)):
-                topic = self.make(home, name, numbers, known)
+                topic = self.make(name, numbers, known)
             topic._adopt(numbers, id=known.id if known else None, config=self.config_of(known))
             topics[name] = topic
         for name, topic in self.topics.items():
@@ -98,11 +105,11 @@ class TopicTable:
         finally:
             directory.close()
 
-    def make(
-        self, home: Home, name: str, numbers: Sequence[int], entry: TopicEntry | None
-    ) -> Topic:
+    def make(self, name: str, numbers: Sequence[int], entry: TopicEntry | None) -> Topic:
+        store = self._store()
+        assert store is not None  # the caller has the store
         return Topic(
-            home,
+            store,
             name,
             numbers,
             id=entry.id if entry else None,
@@ -110,9 +117,9 @@ class TopicTable:
             partitioner=self._partitioner or KeyPartitioner(),
         )
 
-    def add(self, home: Home, name: str, numbers: Sequence[int], entry: TopicEntry) -> Topic:
+    def add(self, name: str, numbers: Sequence[int], entry: TopicEntry) -> Topic:
         """Make a topic and list it."""
-        topic = self.topics[name] = self.make(home, name, numbers, entry)
+        topic = self.topics[name] = self.make(name, numbers, entry)
         return topic
 
     def config_of(self, entry: TopicEntry | None) -> PartitionConfig:
@@ -120,7 +127,7 @@ class TopicTable:
             return self.config
         return self.config.with_settings(entry.settings)
 
-    def refresh(self, home: Home) -> None:
+    def refresh(self) -> None:
         """See the topics that another process has made, changed or deleted."""
         seen = self._change_times()
         if seen == self._seen:
@@ -130,7 +137,7 @@ class TopicTable:
         catalogue = Catalogue.read(self.directory)
         while True:
             self.catalogue = catalogue
-            self.look_around(home)
+            self.look_around()
             catalogue = Catalogue.read(self.directory)
             if catalogue.entries == self.catalogue.entries:
                 break

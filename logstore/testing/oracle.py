@@ -26,6 +26,7 @@ from typing import Any, Final
 import logstore
 from logstore import Partition
 from logstore.store import recovery_pool
+from logstore.store.store import abandon_store
 from logstore.testing.crash_states import Crash
 from logstore.testing.invariants import check_invariants
 from logstore.testing.io_calls import Trace
@@ -441,8 +442,7 @@ def _look_at_store(path: str, config: Any, *, thorough: bool, append: bool = Fal
     topics: list[tuple[str, int, tuple[tuple[str, Any], ...]]] = []
     try:
         for topic in store.values():
-            known = store._table.catalogue.entries.get(topic.name)
-            settings = tuple(sorted(known.settings.items())) if known is not None else ()
+            settings = tuple(sorted(store.topic_changes.stored_settings(topic).items()))
             topics.append((topic.name, len(topic), settings))
             for number in range(len(topic)):
                 log = topic[number]
@@ -452,16 +452,8 @@ def _look_at_store(path: str, config: Any, *, thorough: bool, append: bool = Fal
         left = [name for name in os.listdir(path) if name.endswith((".tmp", "-delete"))]
         _require(not left, f"{left} are left over at the root")
     finally:
-        _leave(store)
+        abandon_store(store)
     return Found(tuple(topics), tuple(partitions))
-
-
-def _leave(store: logstore.Store) -> None:
-    """Let go of a store as a kill would: nothing more is written."""
-    for partition in store._opened_partitions():
-        partition.discard()
-    store._closed = True
-    store._drop()
 
 
 # ---- judging --------------------------------------------------------------------------------

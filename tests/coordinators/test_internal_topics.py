@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import ClosedError, Store
+from logstore import ClosedError, Partition, Store
 from logstore.closeable import Closeable
 from logstore.coordinators.internal_topics import (
     CONSUMER_OFFSETS,
@@ -18,6 +18,10 @@ from logstore.coordinators.internal_topics import (
     coordinator_partition,
     internal_topic,
 )
+
+
+def made(store: Store, name: str, number: int) -> Partition:
+    return store.topic_changes.make_partition(store[name], number)
 
 
 def test_the_partition_of_a_group_is_the_one_kafka_looks_in() -> None:
@@ -36,19 +40,19 @@ def test_a_declared_topic_has_only_the_partitions_that_were_needed(
     store = make_store()
     topic = internal_topic(store, CONSUMER_OFFSETS)
     assert topic.config.compacts and len(topic) == 0
-    assert store.declared_partitions(CONSUMER_OFFSETS) == 50
-    store.make_partition(CONSUMER_OFFSETS, 12).append(b"x", key=b"k")
-    assert store.make_partition(CONSUMER_OFFSETS, 12) is topic[12]
+    assert store.topic_changes.declared_partitions(store[CONSUMER_OFFSETS]) == 50
+    made(store, CONSUMER_OFFSETS, 12).append(b"x", key=b"k")
+    assert made(store, CONSUMER_OFFSETS, 12) is topic[12]
     assert internal_topic(store, CONSUMER_OFFSETS) is topic
     with pytest.raises(IndexError):
-        store.make_partition(CONSUMER_OFFSETS, 50)
+        made(store, CONSUMER_OFFSETS, 50)
     store.close()
     store = make_store()
     assert store.recovery.clean
     topic = store[CONSUMER_OFFSETS]
     assert [log.number for log in topic] == [12]
-    assert store.declared_partitions(CONSUMER_OFFSETS) == 50
-    store.make_partition(CONSUMER_OFFSETS, 3)
+    assert store.topic_changes.declared_partitions(store[CONSUMER_OFFSETS]) == 50
+    made(store, CONSUMER_OFFSETS, 3)
     assert [log.number for log in topic] == [3, 12]
     assert topic[12][0].value == b"x"
 
@@ -56,11 +60,11 @@ def test_a_declared_topic_has_only_the_partitions_that_were_needed(
 def test_one_of_them_that_is_missing_is_damage(make_store: Callable[..., Store]) -> None:
     store = make_store()
     internal_topic(store, TRANSACTION_STATE)
-    store.make_partition(TRANSACTION_STATE, 7).append(b"x", key=b"k")
+    made(store, TRANSACTION_STATE, 7).append(b"x", key=b"k")
     store.close()
     shutil.rmtree(store.path / f"{TRANSACTION_STATE}-7")
     with pytest.raises(FileNotFoundError, match="put it back"):
-        make_store().make_partition(TRANSACTION_STATE, 7)
+        made(make_store(), TRANSACTION_STATE, 7)
 
 
 def test_one_that_a_crash_left_unfinished_is_made_anew(
@@ -77,11 +81,11 @@ def test_one_that_a_crash_left_unfinished_is_made_anew(
         with monkeypatch.context() as patch:
             patch.setattr(type(store._directory), broken, crash)
             with pytest.raises(RuntimeError):
-                store.make_partition(CONSUMER_OFFSETS, 9)
+                made(store, CONSUMER_OFFSETS, 9)
     store.close()
     store = make_store()
     assert not [name for name in os.listdir(store.path) if name.endswith("-delete")]
-    store.make_partition(CONSUMER_OFFSETS, 9).append(b"x", key=b"k")
+    made(store, CONSUMER_OFFSETS, 9).append(b"x", key=b"k")
     assert [log.number for log in store[CONSUMER_OFFSETS]] == [9]
 
 
@@ -90,9 +94,9 @@ def test_readers_see_partitions_that_come(tmp_path: Path) -> None:
         internal_topic(store, CONSUMER_OFFSETS)
         with logstore.open(tmp_path / "s", readonly=True) as reader:
             assert len(reader[CONSUMER_OFFSETS]) == 0
-            store.make_partition(CONSUMER_OFFSETS, 4).append(b"x", key=b"k")
+            made(store, CONSUMER_OFFSETS, 4).append(b"x", key=b"k")
             assert reader[CONSUMER_OFFSETS][4][0].value == b"x"
-            assert reader.declared_partitions(CONSUMER_OFFSETS) == 50
+            assert reader.topic_changes.declared_partitions(reader[CONSUMER_OFFSETS]) == 50
 
 
 class Friend(Closeable):
@@ -111,13 +115,13 @@ def test_a_store_has_one_companion_of_a_kind_and_closes_it_first(
 ) -> None:
     store = make_store()
     store.create_topic("last-words")
-    friend = store.companion(Friend)
-    assert store.companion(Friend) is friend
+    friend = store.companions.of(Friend)
+    assert store.companions.of(Friend) is friend
     store.close()
     store.close()
     assert friend.closed == 1
     with pytest.raises(ClosedError):
-        store.companion(Friend)
+        store.companions.of(Friend)
     assert make_store()["last-words"][0][0].value == b"bye"
 
 
@@ -132,7 +136,7 @@ class Stubborn(Closeable):
 def test_a_companion_that_cannot_be_closed_keeps_nobody_else_from_it(tmp_path: Path) -> None:
     store = logstore.open(tmp_path / "store")
     store.create_topic("last-words")
-    friend, _ = store.companion(Friend), store.companion(Stubborn)
+    friend, _ = store.companions.of(Friend), store.companions.of(Stubborn)
     with pytest.raises(OSError, match="not now"):
         store.close()
     assert store.closed and friend.closed == 1
@@ -164,5 +168,5 @@ def test_who_listens_hears_every_kind_of_append(store: Store) -> None:
 def test_partitions_that_were_not_made_yet_are_not_missed(tmp_path: Path) -> None:
     with logstore.open(tmp_path, durability="os") as store:
         internal_topic(store, CONSUMER_OFFSETS)
-        store.make_partition(CONSUMER_OFFSETS, 7).append(b"v", key=b"k")
+        made(store, CONSUMER_OFFSETS, 7).append(b"v", key=b"k")
         store.check()

@@ -192,13 +192,13 @@ def test_a_new_topic_of_an_old_name_has_no_committed_offsets(
     store.close()
     store = make_store()
     store.delete_topic("t")
-    assert store.deleted_topics == ("t",)
+    assert store.topic_changes.deleted == ("t",)
     store.close()
     store = make_store()
     store.create_topic("t")
     book = OffsetBook.of(store)
     assert list(book.committed("g")) == [("kept", 0)]
-    assert store.deleted_topics == ()
+    assert store.topic_changes.deleted == ()
     book.commit("g", {("t", 0): 1})
     store.delete_topic("t")
     assert list(book.committed("g")) == [("kept", 0)]
@@ -324,7 +324,7 @@ class BookAgainstModel(RuleBasedStateMachine):
     @rule(producer=PRODUCERS, commit=st.booleans())
     def end(self, producer: int, commit: bool) -> None:
         for number in {self.book.partition_of(group) for group in ("a", "b")}:
-            log = self.store.make_partition(CONSUMER_OFFSETS, number)
+            log = self.store.topic_changes.make_partition(self.store[CONSUMER_OFFSETS], number)
             log.end_transaction(producer, 0, commit=commit)
         for key, noted in self.pending.pop(producer, {}).items():
             if commit and noted > self.committed.get(key, (0, 0)):

@@ -23,6 +23,7 @@ from logstore import (
     RetentionPolicy,
     Store,
 )
+from logstore.store.store import abandon_store
 from logstore.testing.crash_states import Crash
 from logstore.testing.io import record_io
 from logstore.testing.io_calls import Fault, Trace
@@ -632,8 +633,7 @@ def stored_unclean(root: str) -> None:
         log.append(b"old 3", key=b"k0")
     for partition in store._opened_partitions():
         partition.discard()
-    store._closed = True
-    store._drop()
+    abandon_store(store)
     for name in ("a-0", "b-0"):
         segment = sorted(Path(root, STORE, name).glob("*.log"))[-1]
         with segment.open("ab") as file:

@@ -20,6 +20,7 @@ import pytest
 import logstore
 from logstore import Compactor, DiskFullError, Partition, PartitionConfig, Producer, Store
 from logstore.files.disk_reserve import RESERVE_NAME, free_bytes
+from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
 
 MiB = 1 << 20
@@ -207,8 +208,7 @@ def test_closing_and_recovering_work_when_not_a_block_is_free(
 
 def crash(store: Store) -> None:
     """As a killed process leaves it: descriptors closed, nothing written."""
-    store._closed = True
-    store._drop()
+    abandon_store(store)
 
 
 def test_a_lone_partition_has_a_reserve_of_its_own(make_disk: MakeDisk) -> None:

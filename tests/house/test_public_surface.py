@@ -194,6 +194,16 @@ ATTRIBUTES = {
     },
 }
 
+# All public names of a Store.  A new one is a promise to every user: think first whether it can be
+# on one of the parts, which only other packages of logstore use.
+STORE_NAMES = {
+    *("path", "closed", "readonly", "durability", "clock", "recovery", "identity"),
+    *("get", "items", "keys", "values"),
+    *("create_topic", "alter_topic", "delete_topic", "describe"),
+    *("sync", "checkpoint", "enforce", "check", "close"),
+}
+STORE_PARTS = {"access", "companions", "producer_ids", "topic_changes"}
+
 # What `except` can rely on, besides LogStoreError.
 CAUGHT_AS = {
     "ConcurrentTransactionsError": logstore.TransactionStateError,
@@ -302,6 +312,16 @@ def test_the_named_attributes_are_there(log: Partition, store: Store) -> None:
             (kind,) = [kind for kind in ATTRIBUTES if isinstance(example, kind)]
             missing = {name for name in ATTRIBUTES[kind] if not hasattr(example, name)}
             assert not missing, kind
+
+
+def test_a_store_has_these_public_names_and_no_others(store: Store) -> None:
+    found = {name for name in dir(store) if not name.startswith("_")}
+    assert found == STORE_NAMES | STORE_PARTS
+
+
+def test_the_reference_leaves_out_the_parts_of_a_store_for_other_packages() -> None:
+    assert not STORE_PARTS & set(dir(Store))  # docs/reference.py prints what the class has
+    assert all(f"`{part}`" in (Store.__doc__ or "") for part in STORE_PARTS)
 
 
 def test_every_public_class_says_what_it_is() -> None:

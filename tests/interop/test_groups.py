@@ -64,7 +64,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
     with logstore.open(broker.log_dir) as store:
         groups = Groups(store)
         # What a broker wrote is read; its one partition of the topic is taken as it is.
-        assert store.declared_partitions(CONSUMER_OFFSETS) == 1
+        assert store.topic_changes.declared_partitions(store[CONSUMER_OFFSETS]) == 1
         found = groups.committed("theirs")[T]
         # librdkafka's binding sends the zero at the end of a C string along.
         assert (found.offset, found.metadata.rstrip("\0")) == (0, "by librdkafka")

@@ -18,6 +18,7 @@ from logstore.log.state import DurableMark, PartitionState
 from logstore.recovery import failed_sync
 from logstore.recovery.failed_sync import FailedSync
 from logstore.root.checkpoint_twin import CheckpointTwin
+from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
 from tests.conftest import MakeLog
 from tests.crash.decoder_fuzz import BEHIND_A_CHECKSUM
@@ -29,8 +30,7 @@ POINTS = "recovery-point-offset-checkpoint"
 
 def crash(store: Store) -> None:
     """As a killed process leaves it: descriptors closed, nothing written."""
-    store._closed = True
-    store._drop()
+    abandon_store(store)
 
 
 @pytest.fixture

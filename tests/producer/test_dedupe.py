@@ -28,6 +28,7 @@ from logstore import (
 )
 from logstore.partition.scan import Scan
 from logstore.producer.dedupe import HEADER
+from logstore.store.store import abandon_store
 
 WINDOW_MS, COUNT = 1_000, 4
 
@@ -320,9 +321,7 @@ class DedupeMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self.producer.flush()
-        self.store._companions.clear()
-        self.store._closed = True
-        self.store._drop()
+        abandon_store(self.store)
         self.open()
 
     def teardown(self) -> None:

@@ -592,7 +592,7 @@ def test_ids_are_never_given_out_twice(tmp_path: Path) -> None:
     seen: set[int] = set()
     for _ in range(3):
         with logstore.open(tmp_path, clock=clock) as store:
-            taken = {store.take_producer_id() for _ in range(BLOCK + 5)}
+            taken = {store.producer_ids.take() for _ in range(BLOCK + 5)}
             assert len(taken) == BLOCK + 5 and not taken & seen
             assert min(taken) >= FIRST
             seen |= taken
@@ -603,13 +603,13 @@ def test_ids_are_never_given_out_twice(tmp_path: Path) -> None:
 def test_a_lost_file_of_ids_brings_none_back(tmp_path: Path, damage: bytes) -> None:
     clock = logstore.ManualClock()
     with logstore.open(tmp_path, clock=clock) as store:
-        before = store.take_producer_id()
+        before = store.producer_ids.take()
     path = tmp_path / ProducerIds.NAME
     path.write_bytes(damage) if damage else path.unlink()
     clock.advance(60_000)
     with logstore.open(tmp_path, clock=clock) as store:
-        assert store.take_producer_id() > before
-        assert store.take_producer_id(above=before + 10**9) > before + 10**9
+        assert store.producer_ids.take() > before
+        assert store.producer_ids.take(above=before + 10**9) > before + 10**9
 
 
 def test_a_lane_that_is_stuck_gives_up_although_another_has_nothing_to_write(store: Store) -> None:

@@ -40,6 +40,7 @@ from logstore.coordinators.transaction_state import (
 )
 from logstore.format.batch import EndMarker, split
 from logstore.partition.appender import AppendableLog
+from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
 
 
@@ -455,9 +456,7 @@ def two_transactions(store: Store) -> list[str]:
 
 def kill(store: Store) -> None:
     """As a process that is killed: nothing more is written, the lock is free."""
-    store._companions.clear()
-    store._closed = True
-    store._drop()
+    abandon_store(store)
 
 
 def fresh_copy(base: Path, path: Path) -> Store:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import logstore
+from logstore.store.store import abandon_store
 
 FEW = """
 import json, os, resource, sys
@@ -63,8 +64,7 @@ def test_a_store_is_recovered_with_64_descriptors(tmp_path: Path) -> None:
     store = logstore.open(path)
     for number in range(60):
         store.create_topic(f"t{number}")[0].append(b"x")
-    store._closed = True  # as a killed process leaves it
-    store._drop()
+    abandon_store(store)  # as a killed process leaves it
     program = """
 with logstore.open(path) as store:
     result["clean"], result["failed"] = store.recovery.clean, len(store.recovery.failed)

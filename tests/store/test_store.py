@@ -35,6 +35,7 @@ from logstore import (
 )
 from logstore.files.directory import Directory
 from logstore.root.checkpoints import read_offsets, write_offsets
+from logstore.store.store import abandon_store
 
 MakeStore = Callable[..., Store]
 CHECKPOINTS = (
@@ -59,8 +60,7 @@ def kill(store: Store) -> None:
     for topic in store._table.topics.values():
         for partition in topic._opened.values():
             partition.discard()
-    store._closed = True
-    store._drop()
+    abandon_store(store)
 
 
 # ---- what it is to hold ----

@@ -29,6 +29,7 @@ from logstore import (
 )
 from logstore.files.directory import Directory
 from logstore.root.clean_shutdown import CleanShutdown
+from logstore.store.store import abandon_store
 
 MakeStore = Callable[..., Store]
 MARKER, TWIN = ".kafka_cleanshutdown", "logstore.clean"
@@ -122,8 +123,7 @@ def states_after_a_crash(
 
 def opening(path: Path) -> tuple[bool, bool]:
     store = logstore.open(path)
-    store._closed = True
-    store._drop()
+    abandon_store(store)
     return True, True
 
 

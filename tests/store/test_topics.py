@@ -30,6 +30,7 @@ from logstore import (
 from logstore.clock import ManualClock
 from logstore.files.directory import Directory
 from logstore.partitioner import partition_for_key
+from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
 
 MakeStore = Callable[..., Store]
@@ -358,11 +359,7 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[s
 
 
 def bury(store: Store) -> None:
-    for topic in store._table.topics.values():
-        for partition in topic._opened.values():
-            partition.discard()
-    store._closed = True
-    store._drop()
+    abandon_store(store)
 
 
 def prepare(path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import logstore
 from logstore import CorruptLogError, Partition, ProblemKind, Severity, Store, repair
+from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
 
 MakeStore = Callable[..., Store]
@@ -220,8 +221,7 @@ def test_a_lost_state_does_not_make_damage_a_power_cut(make_store: MakeStore, ho
     log = store.create_topic("orders")[0]
     for i in range(60):
         log.append(b"%d" % i + bytes(40), durability="fsync")
-    store._closed = True  # killed
-    store._drop()
+    abandon_store(store)  # killed
     directory = store.path / "orders-0"
     flip(sorted(directory.glob("*.log"))[1], 100)
     if how == "gone":

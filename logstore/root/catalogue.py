@@ -11,6 +11,7 @@ between is undone or finished by the next open.  A directory that no catalogue n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -127,8 +128,10 @@ class Catalogue:
         directory: Directory,
         entries: Mapping[str, TopicEntry],
         deleted: tuple[str, ...] = (),
+        content: bytes | None = None,
     ) -> None:
         self._directory = directory
+        self._content = content  # of the file; None: there is no file
         self.entries = dict(entries)
         # Topics that were deleted, and whose committed offsets are still to go.
         self.deleted = deleted
@@ -156,7 +159,7 @@ class Catalogue:
                 f"{directory.path / cls.NAME} cannot be read ({error}): mend it, or remove it to "
                 f"go on with default settings for every topic"
             ) from None
-        return cls(directory, entries, deleted)
+        return cls(directory, entries, deleted, content)
 
     def put(self, name: str, entry: TopicEntry) -> None:
         self._replace({**self.entries, name: entry}, self.deleted)
@@ -179,12 +182,19 @@ class Catalogue:
         content: dict[str, Any] = {"version": 1, "topics": topics}
         if deleted:
             content["deleted"] = list(deleted)
-        text = json.dumps(content, indent=1)
-        self._directory.replace(self.NAME, text.encode() + b"\n")
-        self.entries, self.deleted = entries, deleted
+        encoded = json.dumps(content, indent=1).encode() + b"\n"
+        try:
+            self._directory.replace(self.NAME, encoded)
+        except OSError:
+            # If only the sync of the directory failed, the file has the new content, which the
+            # caller takes to be absent.  Put the old content back.
+            with contextlib.suppress(OSError):
+                self._restore()
+            raise
+        self._content, self.entries, self.deleted = encoded, entries, deleted
 
-
-# ---- whose directory it is ----
-
-
-# ---- how it was left ----
+    def _restore(self) -> None:
+        if self._content is None:
+            self._directory.unlink(self.NAME)
+        elif self._directory.read(self.NAME, 1 << 30) != self._content:
+            self._directory.replace(self.NAME, self._content)

@@ -164,11 +164,14 @@ class TopicChanges:
     def _make_on_demand(self, topic: Topic, entry: TopicEntry, number: int) -> None:
         if not 0 <= number < entry.partitions:
             raise IndexError(f"topic {topic.name!r} has no partition {number}")
-        # Until it is whole it has the name of one on its way out, which the next open removes.
-        unfinished = f"{topic.name}-{number}.{uuid.uuid4().hex}-delete"
-        self._make_partition(unfinished, entry.id)
-        self._table.directory.rename(unfinished, f"{topic.name}-{number}")
-        self._table.directory.sync()
+        directory, name = self._table.directory, f"{topic.name}-{number}"
+        # A directory with the final name is whole: an earlier call made it, and failed later.
+        if not directory.exists(name):
+            # Until then the directory has a name that the next open removes.
+            unfinished = f"{name}.{uuid.uuid4().hex}-delete"
+            self._make_partition(unfinished, entry.id)
+            directory.rename(unfinished, name)
+        directory.sync()
         made = tuple(sorted({*(entry.made or ()), number}))
         self._table.catalogue.put(topic.name, dataclasses.replace(entry, made=made))
         topic._add_number(number, of=entry.partitions)
@@ -176,7 +179,8 @@ class TopicChanges:
     def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
         """Make the directories from number `first` on; the catalogue brackets them."""
         self._forget_offsets(name, range(first, entry.partitions))
-        self._table.catalogue.put(name, dataclasses.replace(entry, creating_from=first))
+        begun = dataclasses.replace(entry, creating_from=first)
+        self._table.catalogue.put(name, begun)
         try:
             with self.reserve.shut():
                 for number in range(first, entry.partitions):
@@ -184,8 +188,11 @@ class TopicChanges:
                 self._table.directory.sync()
                 self._table.catalogue.put(name, entry)
         except BaseException:
-            # Undone now if it can be; otherwise the next open finds the entry and does it.
+            # Undo now if possible; otherwise the next open finds the entry and does it.  The entry
+            # must be durable before a directory is renamed: without `creating_from` in it, a
+            # missing directory would be damage.
             with contextlib.suppress(OSError):
+                self._table.catalogue.put(name, begun)
                 self._undo_creation(name, entry, first)
                 self._remove_deleted()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from logstore.coordinators.internal_topics import (
     coordinator_partition,
     internal_topic,
 )
+from logstore.testing import Fault, inject_io
 
 
 def made(store: Store, name: str, number: int) -> Partition:
@@ -170,3 +172,20 @@ def test_partitions_that_were_not_made_yet_are_not_missed(tmp_path: Path) -> Non
         internal_topic(store, CONSUMER_OFFSETS)
         made(store, CONSUMER_OFFSETS, 7).append(b"v", key=b"k")
         store.check()
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_partition_is_made_again_after_a_failed_sync_of_the_directory(
+    tmp_path: Path, call: int
+) -> None:
+    with logstore.open(tmp_path / "s", durability="os") as store:
+        internal_topic(store, CONSUMER_OFFSETS)
+        with (
+            inject_io(Fault.fail(errno.EIO, "sync", "*/s", call=call)),
+            pytest.raises(OSError, match="Input/output"),
+        ):
+            made(store, CONSUMER_OFFSETS, 7)
+        made(store, CONSUMER_OFFSETS, 7).append(b"v", key=b"k")
+        store.check()
+    with logstore.open(tmp_path / "s") as store:
+        assert store[CONSUMER_OFFSETS][7][0].value == b"v"

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy
@@ -527,3 +527,50 @@ def test_ending_a_transaction_with_impossible_numbers(
 def test_a_count_of_partitions_that_is_text_is_named_as_such(store: Store) -> None:
     with pytest.raises(ConfigError, match="partitions must be an int, not '3'"):
         store.create_topic("x", "3")  # type: ignore[arg-type]
+
+
+# ---- an fsync of the directory that fails ----
+
+
+def create_new(store: Store) -> None:
+    store.create_topic("new", 3)
+
+
+def delete_t(store: Store) -> None:
+    store.delete_topic("t")
+
+
+def grow_t(store: Store) -> None:
+    store["t"].add_partitions(2)
+
+
+@pytest.mark.parametrize("forever", [True, False])
+@pytest.mark.parametrize("change", [create_new, delete_t, grow_t])
+def test_a_topic_is_whole_or_absent_after_a_failed_sync_of_the_directory(
+    tmp_path: Path, change: Callable[[Store], None], forever: bool
+) -> None:
+    for call in range(1, 30):
+        path = tmp_path / str(call)
+        prepare(path)
+        with logstore.open(path, durability="os") as store:
+            fault = Fault.fail(
+                errno.EIO, "sync", f"*{path.relative_to('/')}", call=call, forever=forever
+            )
+            with inject_io(fault) as injected, suppress(OSError):
+                change(store)
+            if not injected.fired:
+                assert call > 3
+                return
+            used = {name: len(topic) for name, topic in store.items()}
+            if "t" in store:
+                store["t"].append(b"later", partition=0)
+        with logstore.open(path) as store:
+            assert not store.check()
+            found = {name: len(topic) for name, topic in store.items()}
+            assert found["kept"] == 2 and found == used
+            if "t" in store:
+                assert [record.value for record in store["t"][0]] == [b"v", b"later"]
+            assert not [name for name in os.listdir(path) if name.endswith("-delete")]
+            change(store) if found == {"kept": 2, "t": 2} else None
+            assert not store.check()
+    raise AssertionError("every call failed")

@@ -15,7 +15,7 @@ from logstore.checking.problem import Problem, ProblemKind
 from logstore.errors import LogStoreError, NotALogError
 from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME
-from logstore.files.lock import DirectoryLock
+from logstore.files.lock import DirectoryLock, has_writer
 from logstore.log.topic_id import PARTITION_METADATA, read_topic_id
 from logstore.root.catalogue import Catalogue, TopicEntry, is_deleted, partition_directories
 from logstore.root.checkpoint_twin import CheckpointTwin
@@ -46,13 +46,15 @@ class RootInspection:
         self._inspect_marker()
         directories = sorted(self._directory.directories())
         self._inspect_partitions(entries, directories)
+        # A writer removes these when it opens the store: those that exist now are in use.
+        in_use = has_writer(self._directory)
         for name in directories:
-            if is_deleted(name):
+            if is_deleted(name) and self._is_left(name, in_use=in_use):
                 self._note(ProblemKind.STRAY_FILE, name, "a partition on its way out")
         for name in names:
             if name in _WITHOUT_CHECK and not self._is_regular(name):
                 self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
-            elif name.endswith(".tmp"):
+            elif name.endswith(".tmp") and self._is_left(name, in_use=in_use):
                 self._note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
             elif RECEIPT.match(name):
                 self._note(ProblemKind.KEPT_ASIDE, name, "the receipt of a repair")
@@ -115,6 +117,9 @@ class RootInspection:
             return
         if left.foreign:
             self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
+
+    def _is_left(self, name: str, *, in_use: bool) -> bool:
+        return not in_use and self._directory.exists(name)
 
     def _is_regular(self, name: str) -> bool:
         with contextlib.suppress(FileNotFoundError):  # deleted since it was listed

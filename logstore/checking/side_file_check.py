@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from logstore.checking.findings import CheckedView, Findings
 from logstore.checking.problem import ProblemKind
 from logstore.errors import NotALogError
+from logstore.files.directory import Directory
 from logstore.files.disk_reserve import RESERVE_NAME
-from logstore.files.lock import DirectoryLock
+from logstore.files.lock import DirectoryLock, has_writer
 from logstore.files.names import SEGMENT_SUFFIXES, TEMPORARY_SUFFIXES, base_offset_of
 from logstore.format.index import TransactionIndex
 from logstore.log.epochs import LEADER_EPOCHS, parse_leader_epochs
@@ -73,6 +74,8 @@ class SideFileInspection:
         if KEPT.match(name):
             self._findings.note(ProblemKind.KEPT_ASIDE, name, f"{self._directory.size(name)} bytes")
         elif name.endswith((*TEMPORARY_SUFFIXES, ".tmp")):
+            if self._has_writer() or not self._directory.exists(name):
+                return  # in use, or removed since it was listed
             self._findings.note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
         elif name.endswith(SEGMENT_SUFFIXES):
             try:
@@ -90,6 +93,23 @@ class SideFileInspection:
                 )
             elif name.endswith(".txnindex") and (raw := self._findings.read(name)) is not None:
                 self._inspect_transaction_index(name, raw)
+
+    def _has_writer(self) -> bool:
+        """Return whether a writer has the partition or the store above it.
+
+        A writer removes temporary files when it opens the partition: those that exist now are its
+        own.
+        """
+        if has_writer(self._directory):
+            return True
+        try:
+            root = Directory(self._directory.path.absolute().parent)
+        except OSError:
+            return False
+        try:
+            return has_writer(root)
+        finally:
+            root.close()
 
     def _inspect_snapshot(self, name: str) -> None:
         raw = self._findings.read(name)

@@ -139,6 +139,29 @@ class DirectoryLock:
             self.release()
 
 
+def has_writer(directory: Directory) -> bool:
+    """Return whether a process has the lock of a directory for writing.  Takes no lock.
+
+    False if the operating system has no locks of open files, as macOS: it cannot be asked there.
+    """
+    if _OFD_SETLK is None:
+        return False
+    try:
+        file = directory.open(DirectoryLock.NAME)
+    except OSError:
+        return False
+    try:
+        # A shared lock conflicts with an exclusive one only: partitions that are open alone share
+        # the lock of their parent.
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        found: int = _FLOCK.unpack(fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked))[0]
+        return found != fcntl.F_UNLCK
+    except OSError:
+        return False
+    finally:
+        file.close()
+
+
 def _holder(file: _native.File) -> tuple[int | None, str]:
     """Process and command of whoever holds a lock: the kernel knows a broker, the file us."""
     pid = -1

@@ -206,6 +206,39 @@ def test_what_was_kept_and_what_was_left_behind_is_mentioned(path: Path) -> None
     ]
 
 
+def leave_temporary_files(path: Path) -> None:
+    (path / "logstore.topics.7.tmp").write_bytes(b"")
+    (path / "t-0" / "logstore.state.7.tmp").write_bytes(b"")
+    for suffix in ("log.deleted", "log.cleaned"):
+        (path / "t-0" / f"00000000000000009999.{suffix}").write_bytes(b"")
+    (path / f"gone-0.{'0' * 32}-delete").mkdir()
+
+
+def test_temporary_files_of_a_live_store_are_in_use(tmp_path: Path) -> None:
+    with logstore.open(tmp_path) as store:
+        store.create_topic("t").append(b"v")
+        leave_temporary_files(tmp_path)
+        assert store.check() == []
+        with logstore.open(tmp_path, readonly=True) as reader:
+            assert reader.check() == []
+        with Partition.open(tmp_path / "t-0", readonly=True) as log:
+            assert log.check() == []
+    with logstore.open(tmp_path, readonly=True) as reader:
+        assert [p.kind for p in reader.check()] == [ProblemKind.STRAY_FILE] * 5
+
+
+def test_temporary_files_of_a_partition_that_is_open_alone_are_in_use(tmp_path: Path) -> None:
+    with logstore.open(tmp_path) as store:
+        store.create_topic("t", 2).append(b"v", partition=0)
+    with Partition.open(tmp_path / "t-0") as log:
+        log.append(b"w")
+        for name in ("t-0", "t-1"):
+            (tmp_path / name / "logstore.state.7.tmp").write_bytes(b"")
+        assert log.check() == []
+        with Partition.open(tmp_path / "t-1", readonly=True) as other:
+            assert [p.kind for p in other.check()] == [ProblemKind.STRAY_FILE]
+
+
 def test_progress_reaches_its_end_and_can_stop_the_check(path: Path) -> None:
     seen: list[tuple[int, int]] = []
     found(path, progress=lambda done, total: seen.append((done, total)))

@@ -48,6 +48,7 @@ class ProblemKind(enum.StrEnum):
     DAMAGED_CHECKPOINT = "damaged-checkpoint"
     STALE_CHECKPOINT = "stale-checkpoint"
     DAMAGED_CATALOGUE = "damaged-catalogue"
+    MISSING_CATALOGUE = "missing-catalogue"
     MISSING_PARTITION = "missing-partition"
     UNOPENABLE_PARTITION = "unopenable-partition"
     DAMAGED_MARKER = "damaged-marker"
@@ -172,6 +173,11 @@ _KINDS = {
         Severity.ERROR,
         "logstore.topics cannot be read: settings of topics are not known",
         "mend it by hand or restore it; repair() sets it aside and goes on with defaults",
+    ),
+    ProblemKind.MISSING_CATALOGUE: (
+        Severity.WARNING,
+        "logstore.topics is gone: every topic has the default settings now",
+        "close the store and restore the file from a copy; or set the settings again with alter",
     ),
     ProblemKind.MISSING_PARTITION: (
         Severity.ERROR,

@@ -42,9 +42,9 @@ class RootInspection:
         names = sorted(self._directory.names())
         entries = self._inspect_catalogue()
         self._inspect_identity()
-        self._inspect_checkpoints()
-        self._inspect_marker()
         directories = sorted(self._directory.directories())
+        self._inspect_checkpoints(has_topics=bool(partition_directories(directories)))
+        self._inspect_marker()
         self._inspect_partitions(entries, directories)
         # A writer removes these when it opens the store: those that exist now are in use.
         in_use = has_writer(self._directory)
@@ -88,7 +88,7 @@ class RootInspection:
                 f"node.id {identity.node_id}, cluster.id {identity.cluster_id!r}",
             )
 
-    def _inspect_checkpoints(self) -> None:
+    def _inspect_checkpoints(self, *, has_topics: bool) -> None:
         try:
             twin = CheckpointTwin.read(self._directory)
         except OSError as error:
@@ -97,6 +97,17 @@ class RootInspection:
         if twin is not None and not twin.readable:
             self._note(ProblemKind.DAMAGED_CHECKPOINT, CheckpointTwin.NAME, "it cannot be read")
             twin = None
+        if (
+            twin is not None
+            and twin.has_catalogue
+            and has_topics
+            and not self._directory.exists(Catalogue.NAME)
+        ):
+            self._note(
+                ProblemKind.MISSING_CATALOGUE,
+                Catalogue.NAME,
+                f"there is no such file, but {CheckpointTwin.NAME} has a record of one",
+            )
         for name in CHECKPOINTS:
             try:
                 found = CheckpointTwin.reconcile(twin, self._directory, name)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from logstore import _native
 from logstore.files.directory import Directory
 from logstore.files.small_file import MISREAD, with_checksum, without_checksum
+from logstore.root.catalogue import Catalogue
 from logstore.root.checkpoints import TopicPartition, parse_offsets
 
 __all__ = ["CheckpointTwin", "Reconciled"]
@@ -47,6 +48,14 @@ class CheckpointTwin:
     offsets: Mapping[str, Offsets]
 
     NAME = "checkpoints.ls"
+
+    @property
+    def has_catalogue(self) -> bool:
+        """Whether the root had a catalogue of topics when the twin was written, or before.
+
+        The twin has the catalogue's name with no checksums: a user may edit the catalogue.
+        """
+        return Catalogue.NAME in self.checksums
 
     def write(self, directory: Directory) -> None:
         files = {

@@ -14,6 +14,7 @@ from logstore._native import crc32c
 from logstore.files.directory import Directory
 from logstore.partition.partition import Partition
 from logstore.recovery.loader import Claims
+from logstore.root.catalogue import Catalogue
 from logstore.root.checkpoint_twin import CheckpointTwin
 from logstore.root.checkpoints import (
     CLEANER_OFFSETS,
@@ -42,6 +43,7 @@ class RootCheckpoints:
         self._high_watermarks: Offsets = {}
         self._cleaner_offsets: Offsets = {}
         self._written: dict[str, Offsets] = {}  # as they are on disk
+        self._had_catalogue = False
 
     @property
     def _by_name(self) -> dict[str, Offsets]:
@@ -55,6 +57,7 @@ class RootCheckpoints:
     def read(self) -> bool:
         """Take over what the files say; whether someone else has written one of them since."""
         twin = CheckpointTwin.read(self._directory)
+        self._had_catalogue = twin is not None and twin.has_catalogue
         foreign = False
         for name, own in self._by_name.items():
             found = CheckpointTwin.reconcile(twin, self._directory, name)
@@ -64,6 +67,11 @@ class RootCheckpoints:
             if own and twin is not None and not found.foreign and not found.fault:
                 self._written[name] = dict(own)
         return foreign
+
+    @property
+    def lost_catalogue(self) -> bool:
+        """Whether the catalogue of topics is gone although the twin records that there was one."""
+        return self._had_catalogue and not self._directory.exists(Catalogue.NAME)
 
     def claims(self, key: TopicPartition, *, only: bool) -> Claims:
         """What they say of one partition; `only`: its own state is not to be asked."""
@@ -131,6 +139,10 @@ class RootCheckpoints:
             if name in changed:
                 known.append(crc32c(offsets_text(now)))
             checksums[name], offsets[name] = tuple(known), dict(now)
+        # Recorded until a catalogue exists again: its loss stays visible.
+        if self._had_catalogue or self._directory.exists(Catalogue.NAME):
+            self._had_catalogue = True
+            checksums[Catalogue.NAME], offsets[Catalogue.NAME] = (), {}
         CheckpointTwin(checksums, offsets).write(self._directory)
 
 

@@ -41,6 +41,7 @@ from logstore.files.lock import DirectoryLock
 from logstore.partition.partition import Partition
 from logstore.partitioner import Partitioner
 from logstore.recovery.report import RecoveryProgress
+from logstore.root.catalogue import Catalogue
 from logstore.root.clean_shutdown import CleanShutdown
 from logstore.root.identity import NodeIdentity
 from logstore.root.producer_ids import ProducerIds
@@ -144,6 +145,9 @@ class Store(Mapping[str, Topic], Closeable):
             self._left = dataclasses.replace(self._left, foreign=True)
         self.recovery.foreign = self._left.foreign
         self._table.read()
+        if self._table.topics and self._checkpoints.lost_catalogue:
+            log.warning("%s is gone: every topic has the default settings now",
+                        self.path / Catalogue.NAME)  # fmt: skip
         identity = NodeIdentity.read(directory)
         if identity is not None:
             self.identity = identity

@@ -206,6 +206,40 @@ def test_what_was_kept_and_what_was_left_behind_is_mentioned(path: Path) -> None
     ]
 
 
+def test_a_catalogue_that_is_lost_is_reported_until_there_is_one_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logstore.open(tmp_path) as store:
+        store.create_topic("t", config={"retention.ms": 5}).append(b"v")
+    (tmp_path / "logstore.topics").unlink()
+    for mode in ({"readonly": True}, {}, {}):
+        caplog.clear()
+        with logstore.open(tmp_path, **mode) as store:  # type: ignore[arg-type]
+            assert "logstore.topics is gone" in caplog.text
+            (problem,) = store.check()
+            assert problem.kind is ProblemKind.MISSING_CATALOGUE
+            assert problem.path == tmp_path / "logstore.topics"
+            if not mode:
+                store["t"].append(b"w")
+    with logstore.open(tmp_path) as store:
+        store["t"].alter({"retention.ms": 5})
+        assert store.check() == []
+
+
+def test_a_brokers_directory_has_no_catalogue_and_none_is_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logstore.open(tmp_path) as store:
+        store.create_topic("t").append(b"v")
+    for name in ("logstore.topics", "checkpoints.ls", "logstore.clean"):
+        (tmp_path / name).unlink()
+    for _ in range(2):
+        with logstore.open(tmp_path) as store:
+            store["t"].append(b"w")
+            assert ProblemKind.MISSING_CATALOGUE not in [p.kind for p in store.check()]
+    assert "is gone" not in caplog.text
+
+
 def leave_temporary_files(path: Path) -> None:
     (path / "logstore.topics.7.tmp").write_bytes(b"")
     (path / "t-0" / "logstore.state.7.tmp").write_bytes(b"")

@@ -103,7 +103,12 @@ def test_no_package_uses_a_private_name_of_another() -> None:
     assert not new, "use a public name, or give the object one"
 
 
-THING = "class Thing:\n    _c = 1\n    def __init__(self):\n        self._a = 1\n    def _b(self): ...\n"
+THING = """
+class Thing:
+    _c = 1
+    def __init__(self): self._a = 1
+    def _b(self): ...
+"""
 
 
 @pytest.mark.parametrize("planted", ["thing._a", "thing._b()", "self.thing._c", "make()._a = 2"])

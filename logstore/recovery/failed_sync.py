@@ -1,13 +1,13 @@
-"""FailedSync: the mark that an fsync of a log failed, for whoever opens it next.
+"""FailedSync: the mark that an fsync of a log failed.  The next open reads it.
 
-After a failed fsync the kernel may hold pages that it takes for clean and the disk does not have:
-a read, an fsync, even a new process would be told that all is well.  So the handle appends no more,
-and leaves ``logstore.failed``.  Opening again drops the cached pages, reads the log from the
-device, writes what is sound to new files, syncs these, and only then takes the mark away.
+After a failed fsync the kernel may have pages in its cache that it takes for clean and that are not
+on the disk: every later read and fsync succeeds, also in a new process.  So the handle refuses
+appends and leaves ``logstore.failed``.  The next open drops the cached pages, reads the log from
+the device, writes the valid batches to new files, syncs these, and only then removes the mark.
 
-A mark that could not be written is kept in this process; and recovery after any crash of a log that
-was synced before drops cached pages above the durable mark before it reads, so that a later process
-is not deceived either.
+A mark that could not be written is kept in the memory of this process.  For a later process,
+recovery after a crash drops the cached pages above the durable mark before it reads a log that was
+synced before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FailedSync:
-    """What was known to be durable when it happened, and what the system said."""
+    """The durable offset at the moment of the failure, and the error of the system."""
 
     durable_offset: int
     reason: str
@@ -41,7 +41,7 @@ class FailedSync:
     NAME = "logstore.failed"
 
     def leave(self, directory: Directory) -> None:
-        """Write it down, as safely as a disk that fails allows."""
+        """Write the mark, durably if the disk allows it."""
         body = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
         content = with_checksum(body)
         with _lock:
@@ -57,7 +57,7 @@ class FailedSync:
 
     @classmethod
     def read(cls, directory: Directory) -> FailedSync | None:
-        """The mark; one that is there but cannot be read counts, with nothing known as durable."""
+        """Return the mark; one that cannot be read counts, with a durable offset of 0."""
         with _lock:
             kept = _unwritten.get(_identity(directory))
         try:
@@ -74,7 +74,7 @@ class FailedSync:
 
     @classmethod
     def remove(cls, directory: Directory) -> None:
-        """Once the log is on the disk again."""
+        """Remove the mark.  The caller has made the log durable in new files."""
         directory.unlink(cls.NAME)
         directory.sync()
         with _lock:
@@ -120,7 +120,7 @@ def write_to_new_file(segment: Segment, directory: Directory) -> None:
     directory.rename(unfinished, name)
     directory.sync()
     logging.getLogger("logstore.recovery").warning(
-        "%s written anew after a failed fsync", segment.path
+        "%s: written to a new file after a failed fsync", segment.path
     )
 
 

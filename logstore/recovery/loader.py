@@ -1,11 +1,11 @@
-"""Recovery: from a directory, however it was left, to segments that can be read and appended to.
+"""Recovery: makes segments that can be read and appended to from a directory in any state.
 
 `torn_tail` recovers one segment: it decides between a torn tail and damage.  The loader decides
-which segments are recovered, and finishes what an earlier process left half-done.
+which segments are recovered, and finishes the changes that an earlier process left half done.
 
-An I/O error while reading is never evidence of either: it is raised, and nothing is changed.
-Recovery may be killed at any point and run again.  A cleanly closed log is opened from file names,
-sizes and the active segment's indexes; no record data is read.
+Invariant: an I/O error while reading is no evidence of a torn tail or of damage.  It is raised, and
+no file is changed.  Recovery may be killed at any point and run again.  A cleanly closed log is
+opened from file names, sizes and the indexes of the active segment; no record data is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ INT64_MAX = (1 << 63) - 1
 
 @dataclasses.dataclass(slots=True)
 class LoadedLog:
-    """Segments in order, and what is in the last of them."""
+    """The segments by base offset, and the contents of the last one."""
 
     segments: list[Segment]
     contents: SegmentContents  # of the last segment
@@ -60,24 +60,25 @@ class LoadedLog:
     report: RecoveryReport
     version: int = 0
     names: list[str] = dataclasses.field(default_factory=list)  # of files about producers
-    quiet_from: int = INT64_MAX  # base of the segments that were seen to have no producers
+    quiet_from: int = INT64_MAX  # segments from this base on have no batch of a producer
     lost_end: int = -1  # readonly: records up to here were durable and are gone
     needs_roll: bool = False  # the last segment ends in damage: append to a new one
     epochs: LeaderEpochs = dataclasses.field(default_factory=LeaderEpochs)
-    leader_epoch: int = 0  # the last that was begun
+    leader_epoch: int = 0  # the newest epoch that was begun
     aborts_known: bool = True  # no list of aborted transactions is missing
     cuts: int = 0  # truncations so far
     cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
-    untouched: bool = False  # as a clean close left it: nothing has to be written yet
+    untouched: bool = False  # the files are as a clean close left them: nothing to write yet
 
 
 MakeSegment = Callable[[int, bool], Segment]  # base offset, dense
 
 
 class Claims(NamedTuple):
-    """What the root's checkpoints say of a partition: believed where it has no state of its own.
+    """The offsets of a partition in the root's checkpoints.  Used only if it has no state file.
 
-    A broker keeps these and no state; `only`: a broker came after whoever wrote the state.
+    A broker writes these checkpoints and no state file.  `only`: a broker wrote here after the
+    state file was written, so the state file is ignored.
     """
 
     recovery_point: int = 0
@@ -103,7 +104,7 @@ class Claims(NamedTuple):
 
 
 def refuse_foreign(directory: Directory) -> None:
-    """Raise NotALogError for a directory that holds something else; before anything is created."""
+    """Raise NotALogError if the directory is not a log's.  Called before any file is created."""
     names = directory.names()
     if any(name.endswith(".log") for name in names):
         return
@@ -127,9 +128,9 @@ def load(
     progress: RecoveryProgress | None = None,
     claims: Claims | None = None,
 ) -> LoadedLog:
-    """Open the segments of a partition directory, repairing what a crash left behind.
+    """Open the segments of a partition directory; repair the effects of a crash.
 
-    With `readonly`, nothing is written: what would be cut is only left out of sight.
+    With `readonly` nothing is written: bytes that a writer would cut off are not shown.
     """
     return _Loader(directory, make_segment, readonly, progress, claims).load()
 
@@ -144,7 +145,7 @@ class _Loader:
         claims: Claims | None,
     ) -> None:
         self.claims = claims
-        self.state_lost = False  # there is none that can be trusted
+        self.state_lost = False  # the state file is missing or cannot be read
         self.own_state = True  # the state is the partition's own, not made from claims
         self.directory = directory
         self.make_segment = make_segment
@@ -154,14 +155,15 @@ class _Loader:
         self.mark = -1
         self.epochs = LeaderEpochs()
         self.state: PartitionState | None = None
-        # An fsync failed when it was last written: nothing that is cached is believed.
+        # The mark of a failed fsync: cached pages may differ from the disk and are not used.
         self.failed: FailedSync | None = None
         self.staged: set[int] = set()  # readonly: segments that are still named .swap
         self.truncated_to: int | None = None  # a truncation was finished here
 
     def load(self) -> LoadedLog:
         if self.readonly:
-            # Before the listing: beside a writer the files may be ahead of it, never behind.
+            # Before the listing: a writer appends first and then moves the mark, so the files
+            # that are listed later have at least the records up to the mark.
             self.mark = DurableMark.read(self.directory)
         self.failed = FailedSync.read(self.directory)
         state = PartitionState.read(self.directory)
@@ -204,7 +206,7 @@ class _Loader:
         if self.readonly and TRUNCATION_PLAN in names:
             bases = self.bases_before_cut(bases)
         if self.readonly and state is not None:
-            # What lies wholly below the start is about to be deleted.
+            # Segments that end at or below the start are about to be deleted.
             bases = bases[max(0, bisect.bisect_right(bases, state.start_offset) - 1) :]
         if not bases:
             start = state.start_offset if state else 0
@@ -230,7 +232,7 @@ class _Loader:
         else:
             loaded = self.load_unclean(state, segments)
         if self.state_lost or not self.own_state:
-            # A broker's start is not below ours: it began with ours, and no start goes back.
+            # A broker's start is at or above ours: it began with ours, and a start only grows.
             noted = StartMark.read(self.directory)
             start = max(start, noted if noted <= loaded.contents.next_offset else 0)
         loaded.start_offset = start
@@ -250,7 +252,7 @@ class _Loader:
             same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
             whole = not self.report.torn and not self.report.set_aside
             if whole and (not self.own_state or (same_boot and self.failed is None)):
-                # Nothing was cut, and no power: the claim is not of this log.
+                # Nothing was cut off and there was no power cut: the start is of another log.
                 log.warning("%s: a start at offset %d is beyond the end %d: ignored",
                             self.directory.path, start, loaded.contents.next_offset)  # fmt: skip
                 loaded.start_offset = bases[0]
@@ -259,9 +261,9 @@ class _Loader:
         return loaded
 
     def without_segments(self, state: PartitionState | None, start: int) -> int:
-        """Where a log goes on that has no file any more: behind all that it was known to have.
+        """Return the next offset of a log that has no files left: the end it was known to have.
 
-        What a broker knows of it (`own_state` is false) says nothing of its end.
+        A broker's checkpoints (`own_state` is false) do not have the end.
         """
         if not self.own_state:
             return start
@@ -282,7 +284,7 @@ class _Loader:
         return sorted(base_offset_of(name) for name in names if name.endswith(".log"))
 
     def bases_before_cut(self, bases: list[int]) -> list[int]:
-        """A truncation was not finished: what it deletes may be there or not, and is left out."""
+        """Leave out the segments that an unfinished truncation deletes: some may be gone."""
         try:
             plan = TruncationPlan.read(self.directory)
         except FileNotFoundError:
@@ -294,7 +296,10 @@ class _Loader:
         self.report.removed.append(self.directory.path / name)
 
     def sweep(self, names: list[str]) -> list[str]:
-        """Finish or undo what an earlier process left half-done; drop files without a log."""
+        """Finish or undo the changes that an earlier process left half done.
+
+        Remove index files without a .log file.  Return the names that are left.
+        """
         if not any(name.endswith((*TEMPORARY_SUFFIXES, ".tmp")) for name in names):
             self.sweep_orphans(names)
             return self.directory.names() if self.report.removed else names
@@ -312,10 +317,10 @@ class _Loader:
         return self.directory.names()
 
     def finish_swap(self, swapped: list[str]) -> None:
-        """Complete files wait to replace others: Kafka's rule decides which are superseded."""
+        """Rename complete .swap files; by Kafka's rule they replace the segments they span."""
         if not swapped:
             return
-        # Without a plan they are a broker's, who may have renamed some of them already.
+        # Without a plan they are a broker's, and the broker may have renamed some already.
         self.allow_gaps(max(map(base_offset_of, swapped)) + 1)
         logs = [name for name in swapped if name.endswith(".log.swap")]
         if logs:
@@ -330,7 +335,10 @@ class _Loader:
         self.directory.sync()
 
     def allow_gaps(self, end: int) -> None:
-        """Offsets below may be missing from now on: known before the first file is replaced."""
+        """Write into the state that offsets below `end` may be missing.
+
+        Called before the first file is replaced, so that a crash leaves no gap unexplained.
+        """
         if self.own_state and self.state is not None and self.state.dense_from < end:
             self.state = dataclasses.replace(self.state, dense_from=end)
             self.state.write(self.directory)
@@ -351,7 +359,7 @@ class _Loader:
     # ---- after a clean close ----
 
     def matches(self, state: PartitionState, segments: list[Segment]) -> bool:
-        """Whether the directory still looks as it did when the state was written."""
+        """Return whether the segments are those of the moment when the state was written."""
         return (
             len(segments) == state.segments
             and segments[-1].base_offset == state.active_base
@@ -399,17 +407,17 @@ class _Loader:
         recovery_point = state.recovery_point if state else 0
         if not self.readonly:
             self.mark = DurableMark.read(self.directory)
-        # Ours, unless a broker came after whoever wrote it; also when the state beside it is lost.
+        # The mark counts even if the state file is lost, but not if a broker wrote here later.
         mark = -1 if self.claims is not None and self.claims.only else self.mark
         durable = max(mark, recovery_point)
         same_boot = state is not None and bool(boot_id()) and state.boot == boot_id()
         if self.failed is not None:
-            same_boot = False  # as after a power cut: any page may be the old one
+            same_boot = False  # as after a power cut: any page may have its old contents
         first = max(
             (i for i, s in enumerate(segments) if s.base_offset <= recovery_point), default=0
         )
         if self.readonly:
-            first = len(segments) - 1  # what is sealed is checked as it is read
+            first = len(segments) - 1  # sealed segments are checked when they are read
         if (
             len(segments) > 1
             and not self.readonly
@@ -425,8 +433,8 @@ class _Loader:
             segment = segments[number]
             last = number == len(segments) - 1
             if not self.readonly and (self.failed is not None or (same_boot and mark >= 0)):
-                # Without a mark no sync has ended here, and a log of many bytes is read from
-                # memory; with one, only what lies above it is read from the device.
+                # Without a mark no sync has finished here: the log is read from the page cache.
+                # With a mark, the bytes above it are read from the device.
                 forget_cached(segment, self.directory, durable if self.failed is None else -1)
             found, damaged_tail, cut = self.tail.recover(segment, last, durable, same_boot)
             contents = found
@@ -435,7 +443,7 @@ class _Loader:
             needs_roll = last and damaged_tail
             known_end = durable if self.own_state else mark  # a broker's claims are not ours
             if last and not needs_roll and contents.next_offset < known_end:
-                # Every batch that is left is sound, but durable ones behind them are gone.
+                # Every batch that is left is valid, but durable batches after them are gone.
                 lost = contents._replace(reason="the file ends before its records do")
                 self.tail.note_damage(segment, lost, contents.position, durable)
                 needs_roll = True
@@ -464,16 +472,16 @@ class _Loader:
     # ---- leader epochs ----
 
     def note_epochs(self, contents: SegmentContents) -> None:
-        """What the file is behind by: the batches of a segment that was checked tell."""
+        """Add the epochs of a checked segment that are newer than those of the epoch file."""
         for epoch, offset in contents.leader_epochs:
             if self.epochs.latest is None or epoch > self.epochs.latest:
                 self.epochs.assign(epoch, offset)
 
     def rebuild_epochs(self, loaded: LoadedLog) -> None:
-        """The file is lost: find where the epoch changes.
+        """Find in the log where the epoch changes: the epoch file is lost.
 
-        Epochs only grow along the log, so a segment that starts with the same epoch as the next one
-        holds nothing else; only the others are walked.
+        Epochs only grow along the log.  So a segment that starts with the same epoch as the next
+        segment has no other epoch; only the other segments are walked.
         """
         self.epochs = LeaderEpochs()
         segments = [segment for segment in loaded.segments if self.holds_batch(segment)]
@@ -489,11 +497,14 @@ class _Loader:
     def holds_batch(self, segment: Segment) -> bool:
         try:
             return segment.size_bytes >= 61
-        except FileNotFoundError:  # one that is about to be created
+        except FileNotFoundError:  # the segment is about to be created
             return False
 
     def drop_empty_last(self, segments: list[Segment], first: int) -> int:
-        """A roll that failed half-way may leave an empty file inside its predecessor's range."""
+        """Remove an empty last segment whose base is inside the range of the one before it.
+
+        A roll that failed half way may leave such a file.
+        """
         last, previous = segments[-1], segments[-2]
         if previous.walk().next_offset > last.base_offset:
             self.remove(segment_name(last.base_offset, ".log"))
@@ -502,7 +513,7 @@ class _Loader:
         return min(first, len(segments) - 1)
 
     def restart_at(self, start: int, loaded: LoadedLog) -> LoadedLog:
-        """The log ends below its own start: nothing of it is valid any more."""
+        """Set all segments aside and start an empty log: the log ends below its own start."""
         for segment in loaded.segments:
             if not self.readonly:
                 segment.release()
@@ -533,10 +544,10 @@ class _Loader:
         plan.finish(self.directory)
 
     def as_planned(self, names: list[str]) -> list[str]:
-        """The names a reader goes by while a writer swaps segments, or died doing so."""
+        """Return the names that a reader uses while a swap of segments is unfinished."""
         plan = SwapPlan.read(self.directory)
         if plan is None or any(f"{name}.cleaned" in names for name in plan.new.names()):
-            return names  # the old ones are all still there
+            return names  # all old files still exist
         new = plan.new.base_offset
         log_name = segment_name(new, ".log")
         if f"{log_name}.swap" in names:

@@ -22,7 +22,7 @@ class TornTail(NamedTuple):
     path: Path
     position: int
     size_bytes: int
-    offset: int  # the log goes on here
+    offset: int  # the next offset of the log
     kept_as: Path | None  # None: nothing but zeros
     reason: str
 
@@ -51,7 +51,7 @@ class RecoveryReport:
     set_aside: list[Path] = dataclasses.field(default_factory=list)
     rewritten: list[Path] = dataclasses.field(default_factory=list)  # after a failed fsync
     truncation_finished: bool = False
-    swap_finished: bool = False  # rewritten segments took the place of old ones
+    swap_finished: bool = False  # rewritten segments have replaced old ones
     snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
-"""SwapPlan: rewritten segments take the place of others, all at once as far as a crash can tell.
+"""SwapPlan: replaces segments by a rewritten one, atomically with regard to a crash.
 
-The files of the new segment are complete and durable under ``.cleaned`` before the plan is written.
-From then on the new ones count: whoever finds the plan, after a crash, finishes what it says.
+Invariant: the files of the new segment are complete and durable under ``.cleaned`` before the plan
+is written.  The plan is the commit point: the next open after a crash finishes it.
 
-Names change in Kafka's way (``.cleaned``, ``.swap``, final; the old ones ``.deleted``), so that a
-broker that finds the directory half-way, and knows nothing of a plan, comes to the same result or
-to the old one.  Between its phases the directory is synced: without that a power cut could leave
-the old names gone and the new ones not yet there.
+Names change as in Kafka (``.cleaned``, ``.swap``, final; the old ones ``.deleted``).  A broker that
+opens the directory half way, and ignores the plan, gets the new segment or the old ones.  The
+directory is synced between the phases: otherwise a power cut could remove the old names before the
+new ones are on the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READ_BYTES = 1 << 20
 
 
 class RewrittenSegment(NamedTuple):
-    """A segment whose files wait under ``.cleaned``."""
+    """A segment whose files are complete under ``.cleaned``."""
 
     base_offset: int
     suffixes: tuple[str, ...]  # the files it has, the log first
@@ -34,24 +34,24 @@ class RewrittenSegment(NamedTuple):
     crc: int  # CRC-32C of the log
 
     def names(self) -> list[str]:
-        """Its files, by their final names."""
+        """Return the final names of its files."""
         return [segment_name(self.base_offset, suffix) for suffix in self.suffixes]
 
 
 class SwapPlan(NamedTuple):
-    """One segment for one or more in a row; the first of them has the new one's base offset."""
+    """One new segment for adjacent old ones; its base offset is that of the first of them."""
 
     new: RewrittenSegment
     old: tuple[int, ...]  # base offsets, ascending
 
     def write(self, directory: Directory) -> None:
-        """The commit point: from here on a crash is finished, not undone."""
+        """Write the plan.  This is the commit point: after a crash, the swap is finished."""
         body = json.dumps({"new": self.new._asdict(), "old": self.old}).encode()
         directory.replace(SWAP_PLAN, twice(body))
 
     @classmethod
     def read(cls, directory: Directory) -> SwapPlan | None:
-        """The plan, or None when there is none that was written in full."""
+        """Return the plan; None if there is none that was written in full."""
         try:
             body = either_copy(directory.read(SWAP_PLAN))
             if body is None:
@@ -64,7 +64,7 @@ class SwapPlan(NamedTuple):
         return plan if plan._is_plausible() else None
 
     def _is_plausible(self) -> bool:
-        """A right checksum says who wrote it, not that it makes sense."""
+        """Check the numbers: a right checksum does not make a plan valid."""
         new = self.new
         numbers = (new.base_offset, new.size_bytes, new.crc, *self.old)
         return (
@@ -76,7 +76,7 @@ class SwapPlan(NamedTuple):
         )
 
     def is_sound(self, directory: Directory) -> bool:
-        """Whether the new log, under whichever name it has now, is what was planned."""
+        """Return whether the new log has the planned size and checksum, under any of its names."""
         name = self.new.names()[0]
         for candidate in (f"{name}.cleaned", f"{name}.swap", name):
             if directory.exists(candidate):
@@ -100,7 +100,7 @@ class SwapPlan(NamedTuple):
             file.close()
 
     def apply(self, directory: Directory) -> None:
-        """Change the names.  May be repeated from any point it was stopped at."""
+        """Rename the files.  May be called again after a crash at any point."""
         for name in self.new.names():
             if directory.exists(f"{name}.cleaned"):
                 directory.rename(f"{name}.cleaned", f"{name}.swap")
@@ -114,11 +114,11 @@ class SwapPlan(NamedTuple):
         directory.sync()
 
     def counts(self, directory: Directory) -> bool:
-        """Whether old files may be on their way out: from here on readers go by the new ones."""
+        """Return whether readers use the new files: old ones may be deleted from now on."""
         return not any(directory.exists(f"{name}.cleaned") for name in self.new.names())
 
     def _superseded(self, directory: Directory) -> list[str]:
-        """The old files that still have their names."""
+        """Return the old files that still have their names."""
         names = set(directory.names())
         waiting = f"{self.new.names()[0]}.swap" in names
         found = []
@@ -128,7 +128,7 @@ class SwapPlan(NamedTuple):
                 if base == self.new.base_offset:
                     if suffix == ".snapshot":
                         continue  # the state of producers at that offset is what it was
-                    # The name may be the new file's already: then nothing waits for it any more.
+                    # The new file may have the name already: then there is no .swap file of it.
                     there = f"{name}.swap" in names if suffix in self.new.suffixes else waiting
                     if not there:
                         continue
@@ -137,7 +137,7 @@ class SwapPlan(NamedTuple):
         return found
 
     def revert(self, directory: Directory) -> None:
-        """The new files are not what was planned, and the old ones are all still here: go back."""
+        """Delete the new files, which are damaged; all old files still exist."""
         names = set(directory.names())
         for base in self.old:
             for suffix in SEGMENT_SUFFIXES:
@@ -145,14 +145,14 @@ class SwapPlan(NamedTuple):
                 if f"{name}.deleted" in names:
                     directory.rename(f"{name}.deleted", name)
                 elif base == self.new.base_offset and suffix in (".index", ".timeindex"):
-                    directory.unlink(name)  # whichever it belongs to, it can be made again
+                    directory.unlink(name)  # of the old or the new segment; made again from the log
         for name in self.new.names():
             directory.unlink(f"{name}.cleaned")
             directory.unlink(f"{name}.swap")
         directory.sync()
 
     def finish(self, directory: Directory) -> None:
-        """Forget the plan, and the old files with it."""
+        """Delete the plan and the old files."""
         directory.unlink(SWAP_PLAN)
         directory.sync()
         for base in self.old:

@@ -1,13 +1,14 @@
-"""SegmentRecovery: checks one segment after a crash, and cuts off or keeps what is not valid.
+"""SegmentRecovery: checks one segment after a crash, and cuts off or keeps invalid bytes.
 
-The rule that matters: a torn tail and damage are told apart.
+Invariant: a torn tail is cut off, damage is kept.
 
-- A batch that is not sound, with nothing sound behind it and nothing that says it was ever durable,
-  is the torn end of an append.  Its bytes are copied aside and cut off.
-- Anything else is damage: it stays where it is, is reported, and hides only its own offsets.  The
-  one exception is a power cut (the machine has booted since, and the place lies above everything
-  known to be durable): there the kernel may have kept a later page and lost an earlier one, and the
-  log is a prefix of what was written, as promised; what is cut off is kept aside, too.
+- An invalid batch is a torn tail if no valid batch follows it and its offsets were never known to
+  be durable: an append was interrupted.  Its bytes are copied to another file and cut off.
+- Any other invalid batch is damage: its bytes stay in the file, are reported, and hide only their
+  own offsets.  The one exception is a power cut (the machine has booted since, and the batch is
+  above every offset known to be durable).  Then the kernel may have written a later page and not an
+  earlier one.  The log is cut at the first invalid batch, so that it is a prefix of the appended
+  records; the bytes that are cut off are kept in another file, too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger("logstore.recovery")
 
 TORN = re.compile(r".+\.torn-\d+\Z")
 TORN_FILES_MAX = 16  # kept in one directory
-TORN_BYTES_MAX = 64 << 20  # kept of one torn tail
+TORN_BYTES_MAX = 64 << 20  # of one torn tail, kept
 DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
 _COPY_BYTES = 1 << 20
@@ -71,7 +72,7 @@ class SegmentRecovery:
     def recover(
         self, segment: Segment, last: bool, durable: int, same_boot: bool
     ) -> tuple[SegmentContents, bool, bool]:
-        """Check one segment: its contents, whether it ends in damage, whether it was cut."""
+        """Check one segment; return its contents, if it ends in damage, and if it was cut."""
         size = segment.size_bytes
         self.report.segments_checked += 1
         contents = self.walk(segment)
@@ -103,8 +104,8 @@ class SegmentRecovery:
             self.cut(segment, contents, size)
             contents = contents._replace(stopped="end")
         if not (last or same_boot or damaged_tail) and segment.dense:
-            # Sound as far as it goes; yet what lay before the next segment may have been lost, and
-            # at the end of a batch that leaves no other trace.
+            # All batches are valid, but batches before the next segment may be lost: a file that
+            # ends at the end of a batch shows no other trace of that.
             cut |= durable <= contents.next_offset < (segment.next_base or 0)
         if not self.readonly:
             self.refresh_indexes(segment, contents)
@@ -121,11 +122,11 @@ class SegmentRecovery:
             contents.reason,
         )
         self.report.damage.append(damage)
-        if not self.readonly:  # beside a writer it may be a cut: see Partition
+        if not self.readonly:  # for a reader it may be a truncation under way: see Partition
             log.warning(DAMAGE_MESSAGE, damage.path, damage.position, damage.reason)
 
     def cut(self, segment: Segment, contents: SegmentContents, size: int) -> None:
-        """Cut a torn tail off, its bytes kept aside first."""
+        """Cut off a torn tail; first copy its bytes to another file."""
         position = contents.position
         kept: Path | None = None
         if not self.readonly:
@@ -146,7 +147,7 @@ class SegmentRecovery:
         log.warning("%s: cut %d torn bytes at %d", segment.path, size - position, position)
 
     def copy_aside(self, segment: Segment, position: int, size: int) -> Path | None:
-        """Keep the first bytes of what is cut; nothing when they are zeros or the disk is full."""
+        """Copy the first bytes of a torn tail, unless they are zeros or the disk is full."""
         kept: str | None = None
         target: _native.File | None = None
         start = position
@@ -165,7 +166,7 @@ class SegmentRecovery:
             if target is not None:
                 target.sync()
         except DiskFullError as error:
-            # Nobody was ever promised these bytes; opening the log must not need room for them.
+            # The append of these bytes was never acknowledged: open must not fail for them.
             log.warning(
                 "%s: the torn bytes at %d are not kept: %s", segment.path, start, str(error)
             )
@@ -178,7 +179,7 @@ class SegmentRecovery:
         return None if kept is None else self.directory.path / kept
 
     def set_aside(self, segment: Segment, why: str) -> None:
-        """Keep a whole segment under a name that nobody loads."""
+        """Rename the .log file of a segment, so that it is kept and never loaded."""
         name = segment_name(segment.base_offset, ".log")
         kept = self.torn_name(name)
         self.directory.rename(name, kept)
@@ -188,7 +189,7 @@ class SegmentRecovery:
         log.warning("%s set aside as %s: %s", segment.path, kept, why)
 
     def torn_name(self, name: str) -> str:
-        """A name for what is kept aside; the oldest goes when there are many."""
+        """Return a free name for torn bytes; delete the oldest such files if there are many."""
         kept = [each for each in self.directory.names() if TORN.match(each)]
         kept.sort(key=lambda each: (self.directory.modified_ms(each), each))
         for each in kept[: max(0, len(kept) - TORN_FILES_MAX + 1)]:
@@ -202,7 +203,7 @@ class SegmentRecovery:
         return f"{name}.torn-{number}"
 
     def refresh_indexes(self, segment: Segment, contents: SegmentContents) -> None:
-        """Write the index files anew where they differ from what the log says."""
+        """Write the index files again if they differ from the contents of the log."""
         names = (segment_name(segment.base_offset, suffix) for suffix in (".index", ".timeindex"))
         try:
             held = [self.directory.read(name) for name in names]

@@ -15,17 +15,17 @@ TRUNCATION_PLAN = "truncate.plan"
 
 
 class TruncationPlan(NamedTuple):
-    """Everything needed to cut the log, so that a crash in between can be finished.
+    """Everything that is needed to cut the log, so that the next open can finish the cut.
 
-    The batch that straddles the cut cannot be shortened in place: its kept records are encoded
-    anew and travel in the plan.
+    The batch that contains the cut cannot be shortened in place: the plan has a new batch with the
+    records of it that are kept.
     """
 
     base_offset: int  # the segment that becomes the last
     position: int  # where its file is cut
-    batch: bytes  # goes there: the kept records of the straddling batch; may be empty
+    batch: bytes  # written there: the kept records of the batch that contains the cut, or b""
     segments: tuple[int, ...]  # bases of later segments, to be deleted
-    end_offset: int = 1 << 62  # snapshots and aborted transactions from here on go
+    end_offset: int = 1 << 62  # snapshots and aborted transactions from here on are deleted
 
     def write(self, directory: Directory) -> None:
         head = {
@@ -35,12 +35,12 @@ class TruncationPlan(NamedTuple):
             "end": self.end_offset,
         }
         body = json.dumps(head).encode() + b"\n" + self.batch
-        # Twice: records that must stay may be nowhere else, so one damaged copy must not lose them.
+        # Twice: the plan may have the only copy of records that must stay.
         directory.replace(TRUNCATION_PLAN, twice(body))
 
     @classmethod
     def read(cls, directory: Directory) -> TruncationPlan | None:
-        """The plan, or None when it was not written in full: then nothing has been cut."""
+        """Return the plan; None if it was not written in full: then nothing has been cut."""
         body = either_copy(directory.read(TRUNCATION_PLAN))
         try:
             if body is None:
@@ -56,7 +56,7 @@ class TruncationPlan(NamedTuple):
         return cls(base, position, batch, later, end) if sound else None
 
     def apply(self, directory: Directory) -> None:
-        """Cut.  May be repeated."""
+        """Cut the log.  May be called again after a crash at any point."""
         for base in self.segments:
             for suffix in SEGMENT_SUFFIXES:
                 directory.unlink(segment_name(base, suffix))
@@ -64,7 +64,7 @@ class TruncationPlan(NamedTuple):
             if name.endswith(".snapshot") and base_offset_of(name) > self.end_offset:
                 directory.unlink(name)
         if not directory.exists(segment_name(self.base_offset, ".log")):
-            return  # cut before, and its empty rest replaced by a segment of another base
+            return  # cut before, and a segment with another base has replaced the empty rest
         SegmentDigest.remove(directory, self.base_offset)
         file = directory.open(segment_name(self.base_offset, ".log"), write=True)
         try:

@@ -1,10 +1,10 @@
-"""Segments that span more offsets than an index can tell apart, split as a broker splits them.
+"""Splits segments that span more offsets than an index can hold, as a broker splits them.
 
-An index counts offsets from its segment's base in 31 bits.  Old brokers could compact segments into
-one that spans more; a log that is taken over from such a directory is split before anything else.
+An index has offsets relative to its segment's base, in 31 bits.  Old brokers could compact segments
+into one that spans more.  A log from such a directory is split before any other change.
 
-Safe at any point: the tail is a segment of its own, on disk, before it is cut off; a cut that was
-not made is made the next time.
+Crash rule: the tail is durable in a segment of its own before it is cut off.  If a crash prevents
+the cut, the next open makes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _CRC_FROM = 21  # where the checksummed part of a batch begins
 
 
 def split_wide_segments(directory: Directory, names: list[str]) -> bool:
-    """Whether any segment had to be split.  Reads only those that can be too wide."""
+    """Split the segments that are too wide; return whether there was one.
+
+    Reads only the segments that can be too wide.
+    """
     bases = sorted(base_offset_of(name) for name in names if name.endswith(".log"))
     changed = False
     number = 0
@@ -43,7 +46,7 @@ def split_wide_segments(directory: Directory, names: list[str]) -> bool:
 
 
 def _split(directory: Directory, base: int) -> int | None:
-    """Cut one segment before the first batch that is out of its range; that batch's offset."""
+    """Cut one segment before the first batch out of its range; return that batch's offset."""
     file = directory.open(segment_name(base, ".log"), write=True)
     try:
         size = file.size()
@@ -68,13 +71,13 @@ def _split(directory: Directory, base: int) -> int | None:
             file.sync()
     finally:
         file.close()
-    for suffix in (".index", ".timeindex", ".sum"):  # of the whole; made again from what is left
+    for suffix in (".index", ".timeindex", ".sum"):  # made again from the rest
         directory.unlink(segment_name(base, suffix))
     return header.base_offset
 
 
 def _sound_header(file: _native.File, position: int, size: int) -> BatchHeader | None:
-    """The header of the batch at `position`, if a whole one with a right checksum is there."""
+    """Return the header of the batch at `position`; None if it is not whole and valid."""
     if size - position < HEADER_BYTES:
         return None
     try:

@@ -1,12 +1,9 @@
-"""The root of a store: its own files, beside the directories of the partitions.
+"""Catalogue: the topics of a store, their ids and settings, in ``logstore.topics`` of the root.
 
-Kafka's: ``meta.properties`` names the node, ``.kafka_cleanshutdown`` says that the last owner
-closed in order.  Ours, which a broker ignores: ``logstore.topics`` lists topics and their settings,
-``logstore.clean`` is the twin of the marker and says that it was us who closed.
-
-Invariant: the catalogue is what makes a topic exist as a whole.  Partitions that are being created
-or deleted are named in it before the first of their directories appears or goes, so that a crash in
-between is undone or finished by the next open.  A directory that no catalogue names is a broker's.
+Invariant: a topic is created and deleted as a whole.  The catalogue has the partitions that are
+being created or deleted before the first of their directories is made or renamed; after a crash the
+next open undoes the creation or finishes the deletion.  A partition directory whose topic is not in
+the catalogue is a broker's.  A broker ignores the file.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from logstore.log.topic_id import parse_uuid, uuid_text
 
 __all__ = ["Catalogue", "TopicEntry", "partition_directories"]
 
-# Owned by KRaft itself: never a topic.
+# The log of KRaft's metadata: never a topic.
 CLUSTER_METADATA = "__cluster_metadata"
 NEVER_TOPICS = (".", "..", CLUSTER_METADATA)
 PARTITIONS_MAX = 1 << 16
@@ -36,15 +33,15 @@ _SET_ASIDE = re.compile(r".+-\d+\.[0-9a-f]{32}-(delete|future|stray)\Z")
 
 
 def is_deleted(name: str) -> bool:
-    """Whether a directory is a partition on its way out."""
+    """Return whether a directory is a partition that is being deleted."""
     match = _SET_ASIDE.match(name)
     return match is not None and match[1] == "delete"
 
 
 def partition_directories(names: list[str]) -> dict[str, list[int]]:
-    """Topics and their partition numbers, in order, by the names of directories at a root.
+    """Return the sorted partition numbers of each topic, from the names of directories at a root.
 
-    Left out: partitions on their way out, being moved (``-future``) or unknown to a broker's
+    Left out: partitions that are being deleted, moved (``-future``) or are not in a broker's
     metadata (``-stray``), and the metadata log, which is no topic.
     """
     found: dict[str, list[int]] = {}
@@ -67,20 +64,20 @@ def partition_directories(names: list[str]) -> dict[str, list[int]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """What is known of a topic: its id, number of partitions, settings that were asked for."""
+    """A topic in the catalogue: its id, number of partitions, and the settings of its own."""
 
     id: uuid.UUID
     partitions: int
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Partitions from this number on are being created: swept after a crash.  -1: none.
+    # Partitions from this number on are being created: removed after a crash.  -1: none.
     creating_from: int = -1
     deleting: bool = False
-    # Of a topic whose partitions are made on demand: those that are there.  None: all of them.
+    # If partitions are made on demand: those that exist.  None: all partitions exist.
     made: tuple[int, ...] | None = None
 
     @property
     def numbers(self) -> Iterable[int]:
-        """The partitions that must be there."""
+        """The partitions that must exist."""
         return range(self.partitions) if self.made is None else self.made
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +107,7 @@ class TopicEntry:
         )
         if not all(0 <= number < entry.partitions for number in entry.made or ()):
             raise ValueError(f"{entry.made} are not among {entry.partitions} partitions")
-        # A broker's topic that is being deleted may have any number.
+        # A broker's topic that is being deleted may have a partition of any number.
         if entry.partitions < 1 or (entry.partitions > PARTITIONS_MAX and not entry.deleting):
             raise ValueError(f"a topic has 1 to {PARTITIONS_MAX} partitions")
         if not -1 <= entry.creating_from < entry.partitions:
@@ -119,7 +116,7 @@ class TopicEntry:
 
 
 class Catalogue:
-    """The topics of a root by name; every change is on disk before it counts."""
+    """The topics of a root by name.  A change is durable before `entries` shows it."""
 
     NAME = "logstore.topics"
 
@@ -133,14 +130,15 @@ class Catalogue:
         self._directory = directory
         self._content = content  # of the file; None: there is no file
         self.entries = dict(entries)
-        # Topics that were deleted, and whose committed offsets are still to go.
+        # Topics that were deleted and still have committed offsets.
         self.deleted = deleted
 
     @classmethod
     def read(cls, directory: Directory) -> Catalogue:
-        """The catalogue; an empty one when there is none.
+        """Return the catalogue; an empty one if there is no file.
 
-        One that cannot be read is an error: to go on with default settings could delete records.
+        Raises ConfigError if the file cannot be read: retention with default settings could delete
+        records.
         """
         try:
             content = directory.read(cls.NAME, 1 << 30)
@@ -150,7 +148,7 @@ class Catalogue:
             found = json.loads(content)
             topics = found["topics"]
             deleted = tuple(str(name) for name in found.get("deleted", ()))
-            for name in topics:  # they become paths
+            for name in topics:  # names become paths
                 if name in NEVER_TOPICS or not TOPIC.match(name):
                     raise ValueError(f"{name!r} is not a topic's name")
             entries = {name: TopicEntry.from_json(entry) for name, entry in topics.items()}
@@ -169,12 +167,12 @@ class Catalogue:
         self._replace(left, self.deleted)
 
     def begin_deletion(self, name: str, entry: TopicEntry, *, noted: bool) -> None:
-        """As `put`; when it is to be `noted`, the name stays in `deleted` until it is taken out."""
+        """As `put`; if `noted`, also add the name to `deleted`, until `forget_deleted`."""
         deleted = (*self.deleted, name) if noted and name not in self.deleted else self.deleted
         self._replace({**self.entries, name: entry}, deleted)
 
     def forget_deleted(self, names: Collection[str]) -> None:
-        """What depended on these topics is gone."""
+        """Remove names from `deleted`."""
         self._replace(self.entries, tuple(name for name in self.deleted if name not in names))
 
     def _replace(self, entries: dict[str, TopicEntry], deleted: tuple[str, ...]) -> None:

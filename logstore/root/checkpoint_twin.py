@@ -1,13 +1,15 @@
-"""CheckpointTwin: what we last wrote into the root's checkpoints, with a checksum.
+"""CheckpointTwin: a copy of the offsets that logstore wrote into the root's checkpoints.
 
-Kafka's checkpoints are plain text: a flipped digit looks like any other number, and a broker that
-has owned the directory since leaves them changed without a word to us.  ``checkpoints.ls`` is
-written before they are, and names the checksum of each as it was and as it will be; so whatever a
-crash leaves in between is one of the two.  Anything else is not ours: the lower of both numbers
-counts, and what we noted about the partitions is out of date.
+Kafka's checkpoints are plain text without a checksum: a flipped digit is a valid number, and a
+broker that owns the directory for a while changes them.  The twin, ``checkpoints.ls``, makes both
+visible.
 
-An unreadable twin or checkpoint says nothing: everything is checked, and nobody is kept from
-opening.
+Invariant: the twin is written before the checkpoints, with the checksum of each file before and
+after the change.  So after a crash each checkpoint has one of the two checksums.  A checkpoint with
+another checksum is a broker's or damaged: then the lower offset of checkpoint and twin counts, and
+logstore's own state of the partitions is out of date.
+
+A twin or checkpoint that cannot be read is ignored: recovery checks all records, and open succeeds.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ Offsets = dict[TopicPartition, int]
 
 
 class Reconciled(NamedTuple):
-    """A checkpoint as it may be believed; `foreign`: someone else has written it since."""
+    """The offsets of a checkpoint that may be used; `foreign`: a broker has written it since."""
 
     offsets: Offsets
     foreign: bool
-    fault: str = ""  # why it, or the twin, says nothing
+    fault: str = ""  # why the checkpoint or the twin cannot be used
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckpointTwin:
-    """Of each checkpoint: the checksums it may have, and the offsets it was written with."""
+    """For each checkpoint: the checksums it may have, and the offsets it was written with."""
 
     checksums: Mapping[str, tuple[int, ...]]
     offsets: Mapping[str, Offsets]
@@ -70,7 +72,7 @@ class CheckpointTwin:
 
     @classmethod
     def read(cls, directory: Directory) -> CheckpointTwin | None:
-        """The twin; None when there is none.  One that cannot be read knows no checkpoint."""
+        """Return the twin; None if there is no file, an empty one if it cannot be read."""
         try:
             content = directory.read(cls.NAME, 1 << 27)
         except FileNotFoundError:
@@ -90,12 +92,12 @@ class CheckpointTwin:
 
     @property
     def readable(self) -> bool:
-        """Whether it says anything."""
+        """Whether the file could be read."""
         return bool(self.checksums)
 
     @classmethod
     def reconcile(cls, twin: CheckpointTwin | None, directory: Directory, name: str) -> Reconciled:
-        """A checkpoint's offsets, the lower one where it and the twin differ."""
+        """Return the offsets of a checkpoint; the lower one if it and the twin differ."""
         content: bytes | None = None
         with contextlib.suppress(FileNotFoundError):
             content = directory.read(name, 1 << 26)
@@ -113,6 +115,6 @@ class CheckpointTwin:
         ours = twin.offsets.get(name, {})
         lower = {key: min(offset, ours[key]) for key, offset in offsets.items() if key in ours}
         if _native.crc32c(content) in known:
-            # As it is, or as it was before a crash came between the two.
+            # The new contents, or the old ones if a crash prevented the change.
             return Reconciled(lower if len(known) > 1 else offsets, False)
         return Reconciled(lower, True)

@@ -24,10 +24,10 @@ TopicPartition = tuple[str, int]
 
 
 def read_offsets(directory: Directory, name: str) -> dict[TopicPartition, int]:
-    """The offsets of a root checkpoint by (topic, partition).
+    """Return the offsets of a root checkpoint by (topic, partition).
 
-    One that is missing or cannot be read says nothing: that costs a longer recovery, never a
-    record, and must not keep anyone from opening.
+    Return none if the file is missing or cannot be read: recovery then takes longer, and loses no
+    record.
     """
     try:
         offsets = parse_offsets(directory.read(name, 1 << 26))
@@ -40,7 +40,7 @@ def read_offsets(directory: Directory, name: str) -> dict[TopicPartition, int]:
 
 
 def parse_offsets(content: bytes) -> dict[TopicPartition, int] | str:
-    """The offsets in a root checkpoint, or why it cannot be read."""
+    """Return the offsets in a root checkpoint, or the reason why it cannot be read."""
     try:
         lines = content.decode("utf-8").split("\n")
         if not any(line.strip() for line in lines[1:]):

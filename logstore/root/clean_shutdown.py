@@ -15,14 +15,14 @@ __all__ = ["CleanShutdown"]
 class CleanShutdown:
     """How the last owner left a root.
 
-    `clean`: it closed in order.  `foreign`: a broker owned it after us, so that what our own side
-    files say of the partitions is out of date.
+    `clean`: the owner closed all partitions cleanly.  `foreign`: a broker owned the directory after
+    logstore, so logstore's own side files of the partitions are out of date.
 
-    A broker removes the marker as it starts and writes its own as it ends, and knows nothing of the
-    twin.  We write the twin after the marker and remove it before, each durably, so what a kill or
-    a power cut leaves of either act is a marker of ours without a twin, or nothing: a twin that is
-    alone, or does not match, is a broker's doing.  One that comes after a crash of ours and crashes
-    itself leaves no trace here.
+    A broker removes the marker when it starts and writes its own when it ends; it ignores the twin.
+    Invariant: logstore writes the twin after the marker and removes it before the marker, each
+    durably.  So a kill or a power cut of logstore leaves a marker without a twin, or none of both.
+    A twin without a marker, or with another one, shows that a broker was here.  A broker that
+    starts after a crash of logstore and then crashes leaves no trace in these files.
     """
 
     clean: bool
@@ -39,7 +39,7 @@ class CleanShutdown:
         marker = cls._content(directory, cls.MARKER)
         twin = cls._content(directory, cls.TWIN)
         if marker is None:
-            # A writer may open or close beside a reader: then the twin was not there both times.
+            # A writer may open or close during this read: then the twin exists only once.
             return cls(clean=False, foreign=before is not None and twin is not None)
         if twin is None and marker == cls.OURS:
             return cls(clean=False, foreign=False)
@@ -84,6 +84,6 @@ class CleanShutdown:
 
     @classmethod
     def write(cls, directory: Directory) -> None:
-        """Last of all, when everything the marker speaks for is on disk."""
+        """Write the marker and its twin.  The caller has made all partitions durable."""
         directory.replace(cls.MARKER, cls.OURS)
         directory.replace(cls.TWIN, cls._twin_of(cls.OURS))

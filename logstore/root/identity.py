@@ -39,7 +39,7 @@ class NodeIdentity:
 
     @classmethod
     def read(cls, directory: Directory) -> NodeIdentity | None:
-        """The identity, version 0 or 1; None when there is no file."""
+        """Return the identity, of version 0 or 1; None if there is no file."""
         try:
             text = directory.read(cls.NAME, 1 << 16).decode("utf-8", "replace")
         except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""ProducerIds: ids for idempotent producers that nobody had before, in blocks.
+"""ProducerIds: new ids for idempotent producers, reserved in blocks.
 
-``logstore.producers`` in the root says which id no block has reached; a block is written down there
-before the first of its ids is given out, so a crash wastes ids and repeats none.
+``logstore.producers`` in the root has the first id after the last reserved block.  A block is
+written there before the first of its ids is given out, so a crash wastes ids and repeats none.
 
-A broker counts its ids up from 0, in metadata that we never see.  Ours lie far above, from 2**48
-on: a directory may go to a broker and come back, and a producer of the one is never taken for a
-retry of the other.  The first block of a directory starts by the clock: what was made elsewhere and
-copied here, or a side file that was lost, does not bring old ids back either.
+A broker counts its ids up from 0, in metadata that logstore never reads.  Ours start at 2**48.  So
+if a broker owns the directory for a while, a producer of the broker is never taken for a retry of
+one of ours.  The first block of a directory starts at the clock's time: ids do not repeat either if
+the file is lost, or if partitions are copied from another store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from logstore.files.small_file import MISREAD
 __all__ = ["ProducerIds"]
 
 FIRST = 1 << 48
-PAST_LAST = 1 << 62  # from there on, whoever writes without a coordinator makes up ids
+PAST_LAST = 1 << 62  # ids from here on are for writers without a coordinator
 BLOCK = 1000
 
 
@@ -45,10 +45,13 @@ class ProducerIds:
         self._time_ms = time_ms
         self._check = check
         self._lock = threading.Lock()
-        self._next = self._end = 0  # what is left of the block
+        self._next = self._end = 0  # the ids of the block that are not taken yet
 
     def take(self, above: int = -1) -> int:
-        """An id that was never given out; greater than `above`, if that could be one of these."""
+        """Return an id that was never given out.
+
+        It is greater than `above`, if `above` is in the range of these ids.
+        """
         self._check()
         with self._lock:
             if self._next >= self._end:
@@ -73,5 +76,6 @@ class ProducerIds:
         except FileNotFoundError:
             return FIRST + max(0, self._time_ms())
         except MISREAD:
-            # Written atomically: this is someone's doing, or damage.  The clock is ahead of it.
+            # The file is replaced atomically, so it was edited or damaged.  Ids by the clock are
+            # above those that were given out.
             return FIRST + max(0, self._time_ms())

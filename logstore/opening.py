@@ -1,8 +1,9 @@
-"""Opening a store, and finishing what a process that is gone has left open in it.
+"""open: opens a store, and finishes the transactions that an ended process left open.
 
-A transaction that was decided is ended in that way in all its partitions; one that was not is
-aborted.  After a broker has been here, its clients may be alive: then only what has timed out is
-aborted.  Nothing of this is done where the last owner closed the store in order: nothing is open.
+If the commit or abort of a transaction was decided, it is written to all its partitions; other
+transactions are aborted.  After a broker owned the directory, its clients may be alive: then only
+transactions that have timed out are aborted.  After a clean shutdown no transaction is open, and
+none is looked for.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ def open(
 ) -> Store:
     """Open a directory of topics, creating it if it is missing.
 
-    `config` is what topics without a setting of their own use; like `partitioner`, which chooses
-    partitions for all topics, it is not stored.  `progress` is called with (bytes checked, bytes
-    found so far) while partitions are recovered after a crash, from several threads.
-    `reserve_bytes` of the disk are kept for deleting, closing and recovering when it is full.
+    `config` has the settings of topics without their own.  `partitioner` chooses partitions for all
+    topics.  Both are not stored.  `progress` is called with (bytes checked, bytes found so far)
+    while partitions are recovered after a crash, from several threads.  `reserve_bytes` of the disk
+    are kept for deleting, closing and recovering when the disk is full.
 
-    Raises LockedError when another process, store, partition or broker writes there,
-    FileNotFoundError when it is missing and may not be created, NotALogError for a directory that
-    holds something else, and UnsafeFileSystemError on a network file system, unless
-    ``allow_unsafe_fs=True``.
+    Raises LockedError if another process, store, partition or broker writes there,
+    FileNotFoundError if the directory is missing and ``create=False`` or ``readonly=True``,
+    NotALogError if the directory is not a store's, and UnsafeFileSystemError on a network file
+    system unless ``allow_unsafe_fs=True``.
     """
     store = open_store(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
@@ -78,8 +79,8 @@ def _check_transaction(
 def _finish_transactions(store: Store, *, abort_ongoing: bool) -> None:
     from logstore.coordinators.transaction_coordinator import Transactions
 
-    # As with a partition that cannot be opened, everything else can be used.  While something is in
-    # `failed`, closing leaves no mark of a clean shutdown: the next open tries again.
+    # As with a partition that cannot be opened, the rest of the store can be used.  While `failed`
+    # is not empty, close() writes no marker of a clean shutdown: the next open tries again.
     failed: dict[str, BaseException] = {}
     try:
         transactions = Transactions.of(store)

@@ -21,13 +21,13 @@ log = logging.getLogger("logstore.store")
 
 FILES_PER_PARTITION = 4  # descriptors of one that is written: directory, log, mark, one to spare
 FILES_RESERVED = 128  # for everything else in the process
-FILES_SPARE = 3  # what closing one partition needs at once
+FILES_SPARE = 3  # closing one partition needs at most these at the same time
 
 
 def make_room_for_files(partitions: int) -> bool:
-    """Raise the soft limit of open files towards the hard one, if so many partitions need it.
+    """Raise the soft limit of open files, up to the hard limit, if `partitions` need it.
 
-    False when even the hard limit is too low.
+    Return False if even the hard limit is too low.
     """
     wanted = partitions * FILES_PER_PARTITION + FILES_RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -44,15 +44,15 @@ def make_room_for_files(partitions: int) -> bool:
 class IdlePartitions:
     """Frees descriptors: closes partitions that only their topic refers to.
 
-    The next use of the topic opens the partition again.  Closing needs descriptors itself: for that
-    alone there are spare ones.
+    The next use of the topic opens the partition again.  Closing needs descriptors itself: only for
+    that, spare ones are kept open.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._spare: list[Directory] = []
         self._closing = False  # whether a partition is being closed to free descriptors
-        self._lock = threading.RLock()  # held across no wait but for the thread that closes
+        self._lock = threading.RLock()  # held while a partition is closed
 
     def fill(self) -> None:
         """Open the spare descriptors."""
@@ -65,7 +65,7 @@ class IdlePartitions:
             self._spare.pop().close()
 
     def free(self, store: Store) -> bool:
-        """Free some descriptors of a store; False if there are none to free."""
+        """Free some descriptors of a store; return False if there are none to free."""
         with self._lock:
             if store.closed or self._closing:
                 if not self._spare:

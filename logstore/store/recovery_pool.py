@@ -26,7 +26,7 @@ RECOVERY_THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 
 def at_once(tasks: Sequence[Callable[[], object]], *, plenty: bool = True) -> None:
-    """Run tasks in a few threads; the first error is raised when all have ended.
+    """Run tasks in a few threads; when all have ended, raise the first error.
 
     `plenty`: the process may open enough files for several threads; otherwise one is used.
     """
@@ -35,7 +35,7 @@ def at_once(tasks: Sequence[Callable[[], object]], *, plenty: bool = True) -> No
         for task in tasks:
             task()
         return
-    import concurrent.futures  # not for a store that was closed in order
+    import concurrent.futures  # not needed after a clean shutdown
 
     def run() -> None:
         with concurrent.futures.ThreadPoolExecutor(threads, "logstore") as pool:
@@ -52,7 +52,7 @@ def recover_partitions(
     report: StoreRecovery,
     progress: RecoveryProgress | None,
 ) -> None:
-    """Open partitions after a crash.  Those that cannot be opened are listed in the report."""
+    """Open partitions after a crash.  The report gets the errors of those that fail."""
     plenty = make_room_for_files(len(wanted))
     checked: dict[TopicPartition, tuple[int, int]] = {}
 

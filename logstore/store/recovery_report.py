@@ -13,10 +13,10 @@ __all__ = ["StoreRecovery"]
 class StoreRecovery:
     """What opening found.  ``store.recovery``.
 
-    `partitions`: the report of each that had to be checked; `failed`: those that could not be
-    opened, and why.  Using one of these raises that error; all others can be used.  `unfinished`:
-    directories and topics on their way out that could not be removed, and why; they are out of
-    sight, and the next open tries again.  `foreign`: a broker has written here since.
+    `partitions`: the report of each partition that had to be checked.  `failed`: the error of each
+    partition that could not be opened; its use raises the error again, and the others can be used.
+    `unfinished`: the error of each deleted directory or topic that could not be removed; they are
+    hidden, and the next open tries again.  `foreign`: a broker has written here since.
     """
 
     clean: bool = True

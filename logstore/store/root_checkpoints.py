@@ -1,8 +1,9 @@
-"""RootCheckpoints: what a store's root says of its partitions' offsets, in Kafka's four files.
+"""RootCheckpoints: the offsets of a store's partitions in Kafka's four checkpoint files.
 
-Invariant: what is written was true of the files before; so it is noted down of a partition when
-that can vouch for it, and kept of those that are not open.  The twin says beforehand what the files
-are about to hold: whatever else is found in one was written by someone else.
+Invariant: an offset is durable in the files of its partition before it is written to a checkpoint.
+Offsets are taken from the partitions that are open; those of the other partitions are kept.  The
+twin is written before the checkpoints, with their new contents: a checkpoint with other contents
+was written by a broker.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Offsets = dict[TopicPartition, int]
 
 
 class RootCheckpoints:
-    """Recovery points, starts, high watermarks and cleaning of a store.  Its owner locks."""
+    """Recovery points, start offsets, high watermarks and cleaner offsets of a store.
+
+    The Store holds its lock for every call that changes them.
+    """
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -55,7 +59,7 @@ class RootCheckpoints:
         }
 
     def read(self) -> bool:
-        """Take over what the files say; whether someone else has written one of them since."""
+        """Read the files; return whether a broker has written one of them since."""
         twin = CheckpointTwin.read(self._directory)
         self._had_catalogue = twin is not None and twin.has_catalogue
         foreign = False
@@ -74,7 +78,7 @@ class RootCheckpoints:
         return self._had_catalogue and not self._directory.exists(Catalogue.NAME)
 
     def claims(self, key: TopicPartition, *, only: bool) -> Claims:
-        """What they say of one partition; `only`: its own state is not to be asked."""
+        """Return the offsets of one partition; `only`: its own state file is ignored."""
         return Claims(
             self.recovery_points.get(key, 0),
             self._start_offsets.get(key, 0),
@@ -83,7 +87,7 @@ class RootCheckpoints:
         )
 
     def note(self, partition: Partition) -> None:
-        """Take over what a partition can vouch for now."""
+        """Set the offsets of a partition to those that are durable now."""
         key = (partition.topic, partition.number)
         start = partition.start_offset
         self.recovery_points[key] = partition.durable_offset
@@ -94,16 +98,16 @@ class RootCheckpoints:
         _put(self._cleaner_offsets, key, dirty if dirty > start else None)
 
     def note_closed(self, partition: Partition) -> None:
-        """What closing has made durable, of a partition that was noted before."""
+        """Update the offsets of a noted partition: closing has made its records durable."""
         key = (partition.topic, partition.number)
         if key in self.recovery_points and partition.failure is None:
             self.recovery_points[key] = partition.durable_offset
             self._high_watermarks[key] = partition.durable_offset
 
     def forget(self, keys: Collection[TopicPartition]) -> bool:
-        """Say no more of partitions that are gone; whether the files on disk still do.
+        """Remove the offsets of deleted partitions; return whether files on disk have some.
 
-        What a checkpoint says of these must not be believed of new ones.
+        The files must not have them when a new partition of that name is made.
         """
         gone = set(keys)
         for offsets in self._by_name.values():
@@ -112,7 +116,7 @@ class RootCheckpoints:
         return any(gone & written.keys() for written in self._written.values())
 
     def write(self, opened: Iterable[Partition]) -> None:
-        """Note the partitions that are usable and write; an unchanged file is left as it is."""
+        """Note the open partitions and write the files that have changed."""
         for partition in opened:
             if not partition.closed and partition.failure is None:
                 self.note(partition)
@@ -130,7 +134,7 @@ class RootCheckpoints:
                 self._written[name] = dict(changed[name])
 
     def _announce(self, changed: Mapping[str, Offsets]) -> None:
-        """Say in the twin what the files are about to hold, and what they hold until then."""
+        """Write the twin, with the present and the new checksums of the files."""
         checksums, offsets = {}, {}
         for name, now in self._by_name.items():
             known = []
@@ -139,7 +143,7 @@ class RootCheckpoints:
             if name in changed:
                 known.append(crc32c(offsets_text(now)))
             checksums[name], offsets[name] = tuple(known), dict(now)
-        # Recorded until a catalogue exists again: its loss stays visible.
+        # Kept also after the catalogue is lost, so that its loss stays visible.
         if self._had_catalogue or self._directory.exists(Catalogue.NAME):
             self._had_catalogue = True
             checksums[Catalogue.NAME], offsets[Catalogue.NAME] = (), {}

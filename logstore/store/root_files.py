@@ -24,6 +24,7 @@ __all__ = ["forget_state", "refuse_foreign", "sweep_temporary"]
 
 
 def forget_state(directory: Directory) -> None:
+    """Delete logstore's own side files of a partition: a broker has changed its log since."""
     directory.unlink(PartitionState.NAME)
     directory.unlink(DurableMark.NAME)
     directory.unlink(CleanerCheckpoint.NAME)
@@ -34,7 +35,7 @@ def forget_state(directory: Directory) -> None:
 
 
 def refuse_foreign(directory: Directory) -> None:
-    """Raise NotALogError for a directory that holds something else; before anything is created."""
+    """Raise NotALogError if the directory is not a store's.  Called before any file is created."""
     names = directory.names()
     known = {NodeIdentity.NAME, Catalogue.NAME, CheckpointTwin.NAME, *CHECKPOINTS}
     if known & set(names):
@@ -54,7 +55,7 @@ def refuse_foreign(directory: Directory) -> None:
 
 
 def sweep_temporary(directory: Directory) -> None:
-    """Files that a crash left half-written, before they got their name."""
+    """Remove the temporary files of writes that a crash interrupted."""
     ours = (NodeIdentity.NAME, Catalogue.NAME, ProducerIds.NAME, CheckpointTwin.NAME)
     names = (*CHECKPOINTS, *ours, *CleanShutdown.NAMES)
     for name in directory.names():

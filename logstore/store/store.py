@@ -2,14 +2,14 @@
 
 ``logstore.open(path)`` opens one.  It maps names to Topics; a Topic is a sequence of Partitions.
 
-After a clean shutdown nothing but the root is read: a partition is opened when it is first used,
-and its files stay as they are until it is first changed.  After anything else every partition is
-recovered before `open` returns, several at a time.
+After a clean shutdown open reads only the root: a partition is opened when it is first used, and
+its files do not change until its first change.  After a crash every partition is recovered before
+`open` returns, several at a time.
 
-Invariant: whatever the root claims of its partitions (recovery points, the marker of a clean
-shutdown) was true of the files before it was written, and the marker goes before anything changes.
+Invariant: the root's checkpoints and the marker of a clean shutdown are written after the files of
+the partitions that they describe are durable, and the marker is removed before any file changes.
 
-Threads share a Store and its Topics freely.
+Threads may share a Store and its Topics.  Lock order: see `Access`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from logstore.store.topic import Topic, TopicDescription
 from logstore.store.topic_changes import TopicChanges
 from logstore.store.topic_table import TopicTable
 
-if TYPE_CHECKING:  # imported by those who look for damage, or delete
+if TYPE_CHECKING:  # imported at run time by check() and enforce() only
     from logstore.checking.partition_check import CheckProgress
     from logstore.checking.problem import Problem
     from logstore.log.retention import RetentionDecision
@@ -115,7 +115,7 @@ class Store(Mapping[str, Topic], Closeable):
     def _start(
         self, progress: RecoveryProgress | None, reserve_bytes: int, *, allow_unsafe_fs: bool
     ) -> None:
-        """Read the root and, unless it is readonly, become its owner."""
+        """Read the root; unless it is readonly, take its lock."""
         directory = self._directory
         try:
             self._idle.fill()
@@ -141,7 +141,8 @@ class Store(Mapping[str, Topic], Closeable):
         directory = self._directory
         self._left = CleanShutdown.read(directory)
         if self._checkpoints.read():
-            # A broker that came after a crash, of ours or its own, and left no other trace.
+            # A broker wrote a checkpoint.  It started after a crash, or crashed itself, and left
+            # no other trace.
             self._left = dataclasses.replace(self._left, foreign=True)
         self.recovery.foreign = self._left.foreign
         self._table.read()
@@ -153,12 +154,16 @@ class Store(Mapping[str, Topic], Closeable):
             self.identity = identity
 
     def _take_over(self, progress: RecoveryProgress | None) -> None:
-        """Become the owner: from the first change on, the directory is not closed cleanly."""
+        """Prepare the root for changes: remove the marker, finish changes, recover partitions.
+
+        The caller has the lock of the root.
+        """
         directory, owner = self._directory, self._owner
         self._load_root()
         assert owner is not None
         if owner.created:
-            # Without a lock before, nobody who opened a partition alone could be noticed yet.
+            # The root had no lock file: a process that opened a partition alone before has only
+            # the partition's lock.
             for topic in self._table.topics.values():
                 for number in topic._numbers:
                     with contextlib.suppress(FileNotFoundError):
@@ -179,11 +184,11 @@ class Store(Mapping[str, Topic], Closeable):
             recover_partitions(wanted, self._open_partition, self.recovery, progress)
 
     def _forget_own_state(self) -> None:
-        """A broker has been here since: what we wrote down of the partitions is out of date."""
+        """Delete logstore's own state of topics and partitions: a broker has changed them since."""
         for name, entry in list(self._table.catalogue.entries.items()):
             numbers = self._table.numbers_of(name)
             if not numbers or self._table.topic_id(name, numbers[0]) not in (None, entry.id):
-                self._table.catalogue.remove(name)  # deleted, perhaps made again
+                self._table.catalogue.remove(name)  # the broker deleted the topic
         self._table.look_around()
         for topic in self._table.topics.values():
             for number in topic._numbers:
@@ -227,7 +232,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The directory of the store."""
         return self._directory.path
 
     @property
@@ -253,7 +258,7 @@ class Store(Mapping[str, Topic], Closeable):
         return self._table.topic_id(name, number)
 
     def _look_again(self) -> None:
-        """Beside a writer, see what it did; for a Topic."""
+        """Update the topics from the disk if the store is readonly.  Called by Topic."""
         if self.access.readonly and not self.access.closed:
             self._refresh()
 
@@ -268,7 +273,7 @@ class Store(Mapping[str, Topic], Closeable):
         try:
             return topics[name]
         except KeyError:
-            import difflib  # for an error alone
+            import difflib  # only for an error
 
             near = difflib.get_close_matches(str(name), list(topics), n=3)
             raise UnknownTopicError(name, near=tuple(near), where=str(self.path)) from None
@@ -285,7 +290,7 @@ class Store(Mapping[str, Topic], Closeable):
     def __bool__(self) -> bool:
         return True
 
-    # A handle is equal to itself alone; two stores are not compared topic by topic.
+    # Identity, not Mapping's equality: two stores are not compared topic by topic.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -296,7 +301,7 @@ class Store(Mapping[str, Topic], Closeable):
         return f"<Store {str(self.path)!r} of {len(self._table.topics)} topics{mode}>"
 
     def describe(self) -> dict[str, TopicDescription]:
-        """Sizes, offsets and times of every partition, by topic."""
+        """Return sizes, offsets and times of every partition, by topic."""
         return {name: self[name].describe() for name in self}
 
     def check(
@@ -306,10 +311,10 @@ class Store(Mapping[str, Topic], Closeable):
         on_corrupt: str = "raise",
         progress: CheckProgress | None = None,
     ) -> list[Problem]:
-        """Look at the root's files and at every file of every partition; what is wrong.
+        """Check the root's files and every file of every partition; return the problems.
 
         As `Partition.check`: with ``on_corrupt="raise"`` CorruptLogError is raised for the first
-        problem of severity "error", and has all of them in ``.problems``.  Nothing is written.
+        problem of severity "error", with all problems in ``.problems``.  Nothing is written.
         """
         from logstore.store.store_check import check_store
 
@@ -330,13 +335,13 @@ class Store(Mapping[str, Topic], Closeable):
         partitioner: Partitioner | None = None,
         topic_id: uuid.UUID | None = None,
     ) -> Topic:
-        """Make a topic, durably: after a crash it is there with all its partitions, or not at all.
+        """Create a topic, durably: after a crash it exists with all its partitions, or not at all.
 
-        `config` is stored with it, by Kafka's names; `partitioner` is not: say it again after
-        opening (``topic.partitioner = ...``).  ``exist_ok=True`` returns a topic that exists as it
-        is, whatever its partitions and settings.  `topic_id` is for a topic that a Kafka cluster
-        knows already and will take over: a broker sets aside what has another id.  Raises
-        TopicExistsError, InvalidNameError, ConfigError.
+        `config` is stored with the topic, by Kafka's names.  `partitioner` is not stored: set it
+        again after opening (``topic.partitioner = ...``).  With ``exist_ok=True`` a topic that
+        exists is returned unchanged, with its own partitions and settings.  `topic_id` is for a
+        topic that exists in a Kafka cluster which will own the directory: a broker sets partitions
+        with another id aside.  Raises TopicExistsError, InvalidNameError, ConfigError.
         """
         topic = self.topic_changes.create(
             name, partitions, config=config, exist_ok=exist_ok, topic_id=topic_id
@@ -349,30 +354,32 @@ class Store(Mapping[str, Topic], Closeable):
         self.topic_changes.grow(topic, count)
 
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> PartitionConfig:
-        """Change settings of a topic, and keep them; a value of None goes back to the default."""
+        """Change settings of a topic, and store them; a value of None restores the default."""
         self.access.check_writable()
         return self.topic_changes.alter(self[name], config)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its records, durably.  Handles on its partitions are closed.
 
-        Raises OSError when something in its directories cannot be removed, such as a directory that
-        somebody put there.  The topic is gone all the same, and the next open tries again.
+        Raises OSError if a file or directory of the topic cannot be removed, such as a directory
+        that another program made there.  The topic is deleted nevertheless, and the next open tries
+        again to remove the rest.  If the deletion cannot be written to ``logstore.topics``, the
+        topic stays.
         """
         self.access.check_writable()
         self.topic_changes.delete(self[name])
 
     @property
     def clock(self) -> Clock | None:
-        """The clock it was opened with; None: the machine's own."""
+        """The clock it was opened with; None: the clock of the machine."""
         return self._clock
 
     def enforce(
         self, *, now: int | datetime.datetime | None = None, dry_run: bool = False
     ) -> dict[str, list[RetentionDecision]]:
-        """Let every partition delete what its settings no longer keep; decisions by partition.
+        """Delete the segments that retention no longer keeps; return the decisions by partition.
 
-        Works on a full disk, and is the way out of one.  See `Partition.enforce`.
+        Works on a full disk, and frees space there.  See `Partition.enforce`.
         """
         if not dry_run:
             self.access.check_writable()
@@ -385,14 +392,14 @@ class Store(Mapping[str, Topic], Closeable):
     # ---- durability ----
 
     def sync(self) -> None:
-        """Make all records of all partitions durable, and write down that they are."""
+        """Make all records of all partitions durable, and write the checkpoints."""
         self.access.check_writable()
         tasks = [partition.sync for partition in self._opened_partitions()]
         at_once(tasks)
         self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write Kafka's four checkpoints: recovery points, starts, high watermarks, cleaning."""
+        """Write Kafka's four checkpoints: recovery points, starts, high watermarks, cleaner."""
         with self.access.lock:
             self.access.check_writable()
             self._write_checkpoints()
@@ -401,18 +408,18 @@ class Store(Mapping[str, Topic], Closeable):
         return self._table.opened_partitions()
 
     def _write_checkpoints(self) -> None:
-        """Each only after what it claims is durable."""
+        """Write the checkpoints.  Each has only offsets that are durable."""
         self._reserve.restore()
         self._checkpoints.write(self._opened_partitions())
 
     # ---- closing ----
 
     def close(self) -> None:
-        """Make everything durable, close every partition and give the directory back.
+        """Make all records durable, close every partition and release the directory.
 
-        What cannot be closed does not keep others from it: all errors are raised together, as an
-        ExceptionGroup when there are several, and the next open recovers.  Closing twice is
-        harmless.
+        If one partition cannot be closed, the others are closed nevertheless.  All errors are
+        raised at the end, as an ExceptionGroup if there are several, and the next open recovers.
+        A second call does nothing.
         """
         access = self.access
         errors: list[BaseException] = []
@@ -420,7 +427,7 @@ class Store(Mapping[str, Topic], Closeable):
             errors = self.companions.close()
         with access.lock:
             if access.closed:
-                if not self._dropped:  # an interrupt came before the end
+                if not self._dropped:  # an interrupt stopped the call before
                     self._drop()
                 return
             try:
@@ -467,7 +474,7 @@ class Store(Mapping[str, Topic], Closeable):
         partitions = self._opened_partitions()
         plenty = make_room_for_files(len(partitions))
         for partition in partitions:
-            if partition.asleep or self.access.readonly:  # nothing to wait for
+            if partition.asleep or self.access.readonly:  # closing writes nothing
                 close_one(partition)
         tasks = [functools.partial(close_one, each) for each in partitions if not each.closed]
         at_once(tasks, plenty=plenty)
@@ -481,7 +488,7 @@ class Store(Mapping[str, Topic], Closeable):
         self._checkpoints.note_closed(partition)
 
     def _drop(self) -> None:
-        """Close descriptors; nothing is written."""
+        """Close all descriptors and release the lock.  Writes nothing."""
         for partition in self._opened_partitions():
             partition.discard()
         self._idle.drop()

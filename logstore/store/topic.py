@@ -1,7 +1,10 @@
-"""Topic: the partitions of one name, and which of them a record goes to.
+"""Topic: the partitions of one name; chooses the partition of each record.
 
-A topic opens its partitions one by one, when they are first used; who owns the directory, what the
-topic's settings are and how it is made, changed and deleted is the Store's.
+A topic opens a partition when it is first used.  The Store owns the directory, and creates, changes
+and deletes topics.
+
+`_lock` is held while a partition is opened or closed, so that each partition is opened once.  It is
+taken after the lock of the store and before those of a partition.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ TOPIC_LENGTH_MAX = 249
 
 
 class Position(NamedTuple):
-    """Where a record is: topic, partition, offset."""
+    """The position of a record: topic, partition, offset."""
 
     topic: str
     partition: int
@@ -48,19 +51,19 @@ class Position(NamedTuple):
 
 
 def partition_number(number: object) -> int:
-    """The number of a partition as a plain int.
+    """Return the number of a partition as a plain int.
 
-    Neither True nor 1.0: both are equal to 1, and would be found where 1 is, and then returned.
+    Raises TypeError for True and 1.0: both are equal to 1, so a lookup would find partition 1.
     """
     if type(number) is int:
         return number
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
-        raise TypeError(f"a partition is told by its number, an int, not {number!r}")
+        raise TypeError(f"a partition's number must be an int, not {number!r}")
     return operator.index(number)
 
 
 class PartitionDescription(NamedTuple):
-    """One partition in figures.  Timestamps are -1 when it holds no record."""
+    """The sizes, offsets and times of one partition.  Timestamps are -1 if it has no record."""
 
     partition: int
     start_offset: int
@@ -73,7 +76,7 @@ class PartitionDescription(NamedTuple):
 
 
 class TopicDescription(NamedTuple):
-    """A topic in figures: its settings that are not the default, and each partition."""
+    """A topic: its settings that are not the default, and a description of each partition."""
 
     name: str
     id: uuid.UUID | None
@@ -82,12 +85,15 @@ class TopicDescription(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its logs."""
+        """The bytes of all its logs."""
         return sum(partition.size_bytes for partition in self.partitions)
 
 
 def check_topic_name(name: object, existing: Iterable[str] = ()) -> str:
-    """A name that Kafka would take for a new topic beside those that exist."""
+    """Return `name` if Kafka accepts it for a new topic, else raise InvalidNameError.
+
+    `existing` are the topics that exist.
+    """
     if not isinstance(name, str):
         raise InvalidNameError(f"a topic's name is a str, not {name!r}")
     if not 1 <= len(name) <= TOPIC_LENGTH_MAX:
@@ -102,7 +108,7 @@ def check_topic_name(name: object, existing: Iterable[str] = ()) -> str:
             f"{name!r} is not a topic's name: it may hold a-z A-Z 0-9 . _ - only, not "
             f"{' '.join(map(repr, wrong))}"
         )
-    # Kafka's metrics write both as '_': two names that differ in nothing else are refused.
+    # Kafka's metrics write '.' as '_': Kafka refuses two names that differ only in that.
     alike = name.replace(".", "_")
     for other in existing:
         if other != name and other.replace(".", "_") == alike:
@@ -113,7 +119,7 @@ def check_topic_name(name: object, existing: Iterable[str] = ()) -> str:
 
 
 class Home(Protocol):
-    """What a topic needs of its store."""
+    """The members of a Store that a topic uses."""
 
     @property
     def path(self) -> Path: ...
@@ -127,11 +133,11 @@ class Home(Protocol):
 
 
 class Topic(Sequence[Partition]):
-    """A topic of a store: its partitions, in order of their numbers.
+    """A topic of a store: the sequence of its partitions, by number.
 
-    ``topic[2]`` is partition 2.  ``len()`` counts the partitions that are here: a broker's
-    directory may hold only some of them, and then only ``append(..., partition=)`` knows where to.
-    ``partitioner`` may be replaced at any time.
+    ``topic[2]`` is partition 2.  ``len()`` counts the partitions in this directory: a broker's
+    directory may have only some of them, and then ``append`` needs ``partition=``.  ``partitioner``
+    may be replaced at any time.
     """
 
     def __init__(self, store: Home, name: str, numbers: Sequence[int], *, id: uuid.UUID | None,
@@ -144,7 +150,7 @@ class Topic(Sequence[Partition]):
         self._lock = threading.RLock()
         self._config = config
         self._id = id
-        # Partition numbers, and the partitions that were opened so far.
+        # Replaced as a whole, so that other threads read it without the lock.
         self._numbers = tuple(numbers)
         self._opened: dict[int, Partition] = {}
         self._dense = self._numbers == tuple(range(len(self._numbers)))
@@ -153,19 +159,19 @@ class Topic(Sequence[Partition]):
 
     @property
     def config(self) -> PartitionConfig:
-        """The settings in force: its own, the store's, Kafka's defaults, in this order."""
+        """The settings in use: its own, else the store's, else Kafka's defaults."""
         return self._config
 
     @property
     def id(self) -> uuid.UUID | None:
-        """Kafka's id of the topic; None in a directory from before there were any."""
+        """Kafka's id of the topic; None if the directory was written before Kafka had ids."""
         if self._id is None and self._numbers:
             self._id = self._store._topic_id(self.name, self._numbers[0])
         return self._id
 
     @property
     def partition_numbers(self) -> tuple[int, ...]:
-        """The numbers of the partitions that are here, in order.  Opens none of them."""
+        """The sorted numbers of the partitions in this directory.  Opens no partition."""
         self._store._look_again()
         return self._numbers
 
@@ -190,7 +196,7 @@ class Topic(Sequence[Partition]):
     def __getitem__(self, number: slice) -> Sequence[Partition]: ...
 
     def __getitem__(self, number: int | slice) -> Partition | Sequence[Partition]:
-        """A partition by its number; negative counts from the end."""
+        """Return a partition by its number; a negative number counts from the end."""
         if isinstance(number, slice):
             self._store._look_again()
             return [self[each] for each in self._numbers[number]]
@@ -208,7 +214,7 @@ class Topic(Sequence[Partition]):
             yield self[number]
 
     def _open_partition(self, number: int) -> Partition:
-        """Open a partition for the first time, or again after someone closed it."""
+        """Open a partition for the first time, or again after it was closed."""
         self._check_usable()
         if number not in self._numbers:
             self._store._look_again()
@@ -228,14 +234,14 @@ class Topic(Sequence[Partition]):
     def _adopt(
         self, numbers: Sequence[int], *, id: uuid.UUID | None, config: PartitionConfig
     ) -> None:
-        """Take over what the root lists now; an id of None leaves the id as it is."""
+        """Set numbers and settings from the root; if `id` is None, keep the known id."""
         self._id = self._id if id is None else id
         self._numbers = tuple(numbers)
         self._dense = self._numbers == tuple(range(len(self._numbers)))
         self._config = config
 
     def _add_number(self, number: int, *, of: int) -> None:
-        """List a partition that was made; `of` are declared."""
+        """Add the number of a new partition; `of` partitions are declared."""
         self._numbers = tuple(sorted({*self._numbers, number}))
         self._dense = len(self._numbers) == of
 
@@ -244,12 +250,12 @@ class Topic(Sequence[Partition]):
             before, self._config = self._config, config
             if config != before:
                 for partition in self._opened.values():
-                    # A partition that was closed takes the settings when it is opened again.
+                    # A closed partition gets the settings when it is opened again.
                     with contextlib.suppress(ClosedError):
                         partition.reconfigure(config)
 
     def _hold(self, partition: Partition) -> None:
-        """Keep a partition that the store has opened."""
+        """List a partition that the store has opened."""
         self._opened[partition.number] = partition
 
     def _opened_partitions(self) -> list[Partition]:
@@ -261,16 +267,17 @@ class Topic(Sequence[Partition]):
             pass
 
     def _close_idle(self, close: Callable[[Partition], None], *, asleep: bool) -> bool:
-        """Close one partition that only this topic refers to; False if there is none."""
-        # Not waiting: the thread that has the lock may wait for one that this thread has.
+        """Close one partition that only this topic refers to; return False if there is none."""
+        # Do not wait: the thread that holds the lock may wait for a lock that this thread holds.
         if not self._lock.acquire(blocking=False):
             return False
         try:
             for number in list(self._opened):
-                # Out of the topic first: no other thread can get at it now, only have it already.
+                # First remove it from the topic: from now on no other thread can get a new
+                # reference, so the count below is final.
                 partition = self._opened.pop(number)
                 if (
-                    sys.getrefcount(partition) > 2  # ours and the argument's
+                    sys.getrefcount(partition) > 2  # the variable and the argument
                     or partition.asleep != asleep
                     or partition.failure is not None
                 ):
@@ -287,7 +294,7 @@ class Topic(Sequence[Partition]):
             self._lock.release()
 
     def _forget(self) -> None:
-        """It was deleted, here or by another process: close what is open of it."""
+        """Close all partitions: the topic was deleted, by this process or another."""
         with self._lock:
             self._deleted = True
             for partition in self._opened.values():
@@ -313,8 +320,8 @@ class Topic(Sequence[Partition]):
     ) -> Position:
         """Append one record, to the partition of its key unless `partition` names one.
 
-        Returns where it is, once it is as durable as asked for.  Raises what `Partition.append`
-        raises.
+        Returns the record's position when it is as durable as `durability` requires.  Raises the
+        errors of `Partition.append`.
         """
         number = (
             self.choose_partition(key, value) if partition is None else partition_number(partition)
@@ -334,10 +341,11 @@ class Topic(Sequence[Partition]):
         partition: int | None = None,
         durability: str | None = None,
     ) -> list[Position]:
-        """Append many records, each to the partition of its key; where they are, in their order.
+        """Append many records, each to the partition of its key; return their positions.
 
-        Within a partition all are appended or none, as by `Partition.extend`; an error after some
-        partitions were done names these in a note.  One fsync for each partition.
+        Within a partition all are appended or none, as by `Partition.extend`.  If an error occurs
+        after the records of some partitions were appended, a note of the error lists these.  There
+        is one fsync for each partition.
         """
         given = list(records)
         if partition is not None:
@@ -365,7 +373,7 @@ class Topic(Sequence[Partition]):
                 for place, offset in zip(places, offsets, strict=True):
                     positions[place] = Position(self.name, number, offset)
             if len(shares) > 1:
-                # All are in the files now: the syncs come together, at the end.
+                # All records are in the files now: sync all partitions at the end.
                 for number, offsets in done.items():
                     if fsync or (fsync is None and logs[number].durability == "fsync"):
                         logs[number].make_durable(offsets)
@@ -390,7 +398,7 @@ class Topic(Sequence[Partition]):
             self._check_usable()
             raise ConfigError(
                 f"topic {self.name!r} is here with partitions "
-                f"{', '.join(map(str, self._numbers))} only: say which with partition="
+                f"{', '.join(map(str, self._numbers))} only: choose one with partition="
             )
         count = len(self._numbers)
         number: object = (partitioner or self.partitioner)(key, value, count)
@@ -404,11 +412,11 @@ class Topic(Sequence[Partition]):
     # ---- by key ----
 
     def get(self, key: bytes, *, isolation: str = "read_uncommitted") -> Record | None:
-        """The newest record of a key; None when there is none, or it is a tombstone.
+        """Return the newest record of a key; None if there is none, or if it is a tombstone.
 
-        For topics that keep the newest record of every key: ConfigError unless ``cleanup.policy``
-        contains ``compact``.  Looks where the partitioner sends the key now; as long as it takes to
-        read back to the record, see `Partition.get`.
+        Only for topics that keep the newest record of every key: raises ConfigError unless
+        ``cleanup.policy`` contains ``compact``.  Reads the partition that the partitioner chooses
+        for the key now.  For the time that it takes see `Partition.get`.
         """
         if not self._config.compacts:
             self._check_usable()
@@ -421,18 +429,18 @@ class Topic(Sequence[Partition]):
     # ---- settings and size ----
 
     def alter(self, config: Mapping[str, Any]) -> PartitionConfig:
-        """Change settings, and keep them; a value of None goes back to the default.
+        """Change settings, and store them; a value of None restores the default.
 
-        Takes effect at once; a change of segment or index settings starts a new segment.
+        The change has an effect at once; other segment or index settings start a new segment.
         """
         return self._store.alter_topic(self.name, config)
 
     def add_partitions(self, count: int) -> None:
-        """Add `count` partitions.  Keys may lead to another partition than before."""
+        """Add `count` partitions.  The partitioner may choose other partitions for keys then."""
         self._store._add_partitions(self, count)
 
     def describe(self) -> TopicDescription:
-        """Sizes, offsets and times of every partition."""
+        """Return sizes, offsets and times of every partition."""
         partitions = tuple(_describe(partition) for partition in self)
         return TopicDescription(self.name, self.id, self._config.changed(), partitions)
 
@@ -444,7 +452,7 @@ def _describe(partition: Partition) -> PartitionDescription:
         try:
             return _describe_once(partition, segments)
         except (FileNotFoundError, OffsetOutOfRangeError):
-            # Deleted or replaced meanwhile, by another thread or process: look again.
+            # Another thread or process deleted or replaced a segment: read again.
             moved = partition.moved_since(generation)
             if not moved and (segments, start) == (partition.segments, partition.start_offset):
                 raise
@@ -462,7 +470,7 @@ def _describe_once(partition: Partition, segments: Sequence[Segment]) -> Partiti
         segments=len(segments),
         size_bytes=sum(segment.size_bytes for segment in segments),
         first_timestamp=-1 if first is None else first.timestamp,
-        # A reader's view of the index may be behind what another process appends.
+        # A reader may see an older index than the records that another process appended.
         last_timestamp=max(
             *(segment.max_timestamp for segment in segments),
             -1 if last is None else last.timestamp,

@@ -1,8 +1,8 @@
 """TopicChanges: creates, declares, grows, alters and deletes topics, each crash-atomically.
 
-Invariant: the catalogue brackets every change.  An entry with `creating_from` or `deleting` is
-written before the first directory changes, and replaced after the last one is durable; `finish`
-undoes or completes what a crash cut short.
+Invariant: an entry with `creating_from` or `deleting` is durable in the catalogue before the first
+directory changes, and is replaced after the last directory is durable.  After a crash `finish`
+undoes the creation or completes the deletion.
 
 Every change holds the store's lock and checks that the store is writable; an interrupt stops none
 of them.  Packages above the store declare their topics here and make partitions on demand.
@@ -40,7 +40,7 @@ __all__ = ["TopicChanges"]
 
 log = logging.getLogger("logstore.store")
 
-COMMITTED_OFFSETS = "__consumer_offsets"  # where offsets of deleted topics have to go as well
+COMMITTED_OFFSETS = "__consumer_offsets"  # has offsets of deleted topics, which are removed later
 
 
 class TopicChanges:
@@ -177,7 +177,7 @@ class TopicChanges:
         topic._add_number(number, of=entry.partitions)
 
     def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
-        """Make the directories from number `first` on; the catalogue brackets them."""
+        """Make the directories from number `first` on, and write the entry of the catalogue."""
         self._forget_offsets(name, range(first, entry.partitions))
         begun = dataclasses.replace(entry, creating_from=first)
         self._table.catalogue.put(name, begun)
@@ -201,7 +201,8 @@ class TopicChanges:
         self._table.directory.make_directory(name)
         directory = self._table.directory.below(name)
         try:
-            # Not one by one atomic: the catalogue says that the whole directory is being made.
+            # The files need not be replaced atomically: until the directory is whole, the next
+            # open removes it.
             for suffix in (".log", ".index", ".timeindex"):
                 directory.write(segment_name(0, suffix), b"", sync=False)
             directory.write(LEADER_EPOCHS, b"0\n1\n0 0\n", sync=True)
@@ -220,14 +221,14 @@ class TopicChanges:
             self._table.catalogue.put(name, kept)
 
     def _entry_of(self, topic: Topic) -> TopicEntry:
-        """Its entry, or for a broker's topic the one it would have."""
+        """Return the entry of a topic; make one for a broker's topic."""
         entry = self._table.catalogue.entries.get(topic.name)
         return entry or TopicEntry(topic.id or new_uuid(), max(topic._numbers) + 1)
 
     # ---- alter ----
 
     def alter(self, topic: Topic, config: Mapping[str, Any]) -> PartitionConfig:
-        """Change settings of a topic, and keep them; None goes back to the default."""
+        """Change settings of a topic, and store them; None restores the default."""
         with self._access.lock:
             self._access.check_writable()
             return self._alter(topic, config)
@@ -246,7 +247,7 @@ class TopicChanges:
     # ---- delete ----
 
     def delete(self, topic: Topic) -> None:
-        """Delete a topic.  Raises OSError for what could not be removed: the topic is gone."""
+        """Delete a topic; see `Store.delete_topic`."""
         self._access.change(lambda: self._delete(topic))
 
     @property
@@ -279,12 +280,12 @@ class TopicChanges:
             raise error
 
     def _set_aside(self, name: str, numbers: Iterable[int]) -> list[str]:
-        """Give directories the name under which they are deleted, whoever opens next."""
+        """Rename directories, durably, to names that the next open deletes; return the names."""
         targets = []
         for number in numbers:
             source = f"{name}-{number}"
             suffix = f".{uuid.uuid4().hex}-delete"
-            # A directory's name ends at 255 characters; the topic's part gives way, as in Kafka.
+            # A name has at most 255 characters: the topic's part is shortened, as in Kafka.
             target = f"{name[: 255 - len(suffix) - len(str(number)) - 1]}-{number}{suffix}"
             with contextlib.suppress(FileNotFoundError):
                 self._table.directory.rename(source, target)
@@ -293,7 +294,7 @@ class TopicChanges:
         return targets
 
     def _remove_deleted(self) -> dict[str, OSError]:
-        """Remove directories that were set aside; those that could not be removed, and why."""
+        """Remove the renamed directories; return the errors of those that could not be removed."""
         left = {}
         for name in self._table.directories():
             if is_deleted(name):
@@ -307,7 +308,10 @@ class TopicChanges:
         return left
 
     def _remove_directory(self, name: str) -> None:
-        """Remove a directory, or at least all files in it; then the first error is raised."""
+        """Remove a directory and its files.
+
+        If one file cannot be removed, remove the others and raise the first error.
+        """
         faults = []
         directory = self._table.directory.below(name)
         try:
@@ -331,10 +335,10 @@ class TopicChanges:
     # ---- after a crash ----
 
     def finish(self, report: StoreRecovery) -> bool:
-        """Undo creations and finish deletions that a crash cut short.
+        """Undo the creations and finish the deletions that a crash interrupted.
 
-        Return whether the directories changed.  What cannot be finished stays as it is: the rest of
-        the store can be used.
+        Return whether the directories changed.  A change that cannot be finished is listed in the
+        report, and the other topics can be used.
         """
         deleted = [name for name in self._table.directories() if is_deleted(name)]
         for name, entry in list(self._table.catalogue.entries.items()):
@@ -363,7 +367,7 @@ def _require_all(topic: Topic) -> None:
 
 
 def own_settings(config: PartitionConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is stored of a topic's settings: those that were named, by their dotted names."""
+    """Return the settings that the catalogue stores: those of `config`, by their dotted names."""
     if isinstance(config, Mapping):
         checked = PartitionConfig.of(config).as_dict()
         names = (str(name).replace("_", ".") for name in config)

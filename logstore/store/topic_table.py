@@ -30,7 +30,7 @@ __all__ = ["TopicTable"]
 
 T = TypeVar("T")
 
-SETTLED_NS = 1_000_000_000  # a directory's time that is older than this tells of every change
+SETTLED_NS = 1_000_000_000  # a later change gives the directory a time that differs
 
 
 class TopicTable:
@@ -57,7 +57,7 @@ class TopicTable:
         self.look_around()
 
     def topics_now(self) -> list[Topic]:
-        """Return the topics of this moment; other threads may add some later."""
+        """Return a copy of the list of topics; other threads may change the table."""
         return list(self.topics.values())
 
     def opened_partitions(self) -> list[Partition]:
@@ -68,7 +68,7 @@ class TopicTable:
         return partition_directories(self.directories()).get(name, [])
 
     def directories(self) -> list[str]:
-        """Names of what is a directory at the root; a link is not."""
+        """Return the names of the directories at the root, without links."""
         return self.directory.directories()
 
     def look_around(self) -> None:
@@ -79,7 +79,7 @@ class TopicTable:
                 found.pop(name, None)
             elif entry.creating_from > 0:
                 found[name] = list(range(entry.creating_from))
-            else:  # one that is missing is damage; a broker may have added some
+            else:  # a missing directory is damage; a broker may have added directories
                 found[name] = sorted({*entry.numbers, *found.get(name, ())})
         topics = {}
         for name, numbers in found.items():
@@ -98,7 +98,7 @@ class TopicTable:
         return self.in_partition(name, number, read_topic_id)
 
     def in_partition(self, name: str, number: int, act: Callable[[Directory], T]) -> T:
-        """Do something in a partition's directory without opening the partition."""
+        """Call `act` with a partition's directory; the partition is not opened."""
         directory = self.directory.below(f"{name}-{number}")
         try:
             return act(directory)
@@ -128,12 +128,12 @@ class TopicTable:
         return self.config.with_settings(entry.settings)
 
     def refresh(self) -> None:
-        """See the topics that another process has made, changed or deleted."""
+        """Update the topics if another process has made, changed or deleted some."""
         seen = self._change_times()
         if seen == self._seen:
             return
-        # A topic is in the catalogue before its directories come, and until they are gone: a
-        # listing between two looks that agree shows no half of one.
+        # A topic is in the catalogue before its directories exist and until they are gone.  So a
+        # listing between two equal readings of the catalogue has every topic whole.
         catalogue = Catalogue.read(self.directory)
         while True:
             self.catalogue = catalogue
@@ -141,7 +141,7 @@ class TopicTable:
             catalogue = Catalogue.read(self.directory)
             if catalogue.entries == self.catalogue.entries:
                 break
-        # Times are coarse: a change right after this look may leave them as they are.
+        # File times are coarse: a change right after this listing may have the same time.
         settled = time.time_ns() - max(seen) > SETTLED_NS
         self._seen = seen if settled else ()
 

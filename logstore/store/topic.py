@@ -58,7 +58,7 @@ def partition_number(number: object) -> int:
     if type(number) is int:
         return number
     if isinstance(number, bool) or not isinstance(number, SupportsIndex):
-        raise TypeError(f"a partition's number must be an int, not {number!r}")
+        raise TypeError(f"a partition is chosen by its number, an int, not {number!r}")
     return operator.index(number)
 
 

@@ -1,13 +1,14 @@
-"""LeaderEpochs: which leader's reign each offset belongs to, and where two histories part.
+"""LeaderEpochs: the leader epoch of each offset, and the offset where two histories diverge.
 
-An epoch is a number that grows with every change of leader.  Its entry says at which offset the
-first record of that reign stands, or would stand.  Two replicas hold the same records up to the
-point where their entries first differ: that, and not a high watermark, is what a follower may rely
-on when it cuts its log to agree with a leader's (KIP-101, KIP-279).
+An epoch is a number that increases with every change of leader.  Its entry holds the offset of the
+first record of the epoch, or the log's end offset if the epoch has no record yet.  Two replicas
+hold the same records up to the point where their entries first differ.  A follower truncates its
+log at that point, and not at its high watermark (KIP-101, KIP-279).
 
 Invariant: epochs and start offsets both strictly increase from entry to entry.
 
-Sans I/O: the owner writes the entries down.  Not thread-safe: the owner's lock guards it.
+The class does no I/O: `read_leader_epochs` and `write_leader_epochs` below keep the entries in
+Kafka's file.  It has no lock: the owner's lock guards it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ __all__ = [
 
 
 class EpochEnd(NamedTuple):
-    """The answer to "where did epoch n end?": the greatest epoch up to n, and its end offset."""
+    """A leader's answer to "where did epoch n end?".
+
+    `epoch` is the greatest epoch of the leader that is not above n.
+    """
 
     epoch: int
     end_offset: int
 
 
 class EpochCut(NamedTuple):
-    """What a follower does with such an answer: cut at `offset`; ask again unless `agreed`."""
+    """Where a follower truncates its log after such an answer.
+
+    If `agreed` is false, the follower truncates and then asks for the end of its new latest epoch.
+    """
 
     offset: int
     agreed: bool
@@ -54,7 +61,7 @@ class LeaderEpochs:
     """
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
-        """Entries that break the invariant are treated as if assigned one after the other."""
+        """Assign the entries one after the other: a later one replaces those it contradicts."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         for epoch, start in entries:
@@ -62,12 +69,12 @@ class LeaderEpochs:
 
     @property
     def entries(self) -> list[tuple[int, int]]:
-        """(epoch, start offset) pairs, ascending."""
+        """Return the (epoch, start offset) pairs, ascending."""
         return list(zip(self._epochs, self._starts, strict=True))
 
     @property
     def latest(self) -> int | None:
-        """The greatest epoch; None when there is none."""
+        """Return the greatest epoch, or None if there is no entry."""
         return self._epochs[-1] if self._epochs else None
 
     def __repr__(self) -> str:
@@ -81,9 +88,10 @@ class LeaderEpochs:
     # ---- growing and cutting ----
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Records from `start_offset` on belong to `epoch`; whether that was news.
+        """Assign the records from `start_offset` on to `epoch`; return whether an entry changed.
 
-        Entries that contradict it go: a lower epoch or a lower offset ends a newer history.
+        Entries with a greater or equal epoch or start offset are removed: they describe a history
+        that a truncation has replaced.
         """
         if epoch < 0 or start_offset < 0:
             raise ValueError(
@@ -99,16 +107,16 @@ class LeaderEpochs:
         return True
 
     def truncate_from_end(self, end_offset: int) -> bool:
-        """Drop the epochs that start at or above `end_offset`; whether there were any."""
+        """Remove the epochs that start at or above `end_offset`; return whether there were any."""
         keep = bisect.bisect_left(self._starts, end_offset)
         changed = keep < len(self._starts)
         del self._epochs[keep:], self._starts[keep:]
         return changed
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """Forget what lies below `start_offset`; whether anything changed.
+        """Remove the epochs that end at or below `start_offset`; return whether an entry changed.
 
-        The epoch that holds at `start_offset` stays, and starts there.
+        The epoch of the record at `start_offset` stays, and now starts there.
         """
         passed = bisect.bisect_right(self._starts, start_offset)
         if passed == 0 or (passed == 1 and self._starts[0] == start_offset):
@@ -117,20 +125,21 @@ class LeaderEpochs:
         self._starts[0] = start_offset
         return True
 
-    # ---- asking ----
+    # ---- lookups ----
 
     def epoch_for(self, offset: int) -> int | None:
-        """The epoch that the record at `offset` belongs to; None below the first entry."""
+        """Return the epoch of the record at `offset`, or None below the first entry."""
         number = bisect.bisect_right(self._starts, offset) - 1
         return self._epochs[number] if number >= 0 else None
 
     def end_offset_for(self, epoch: int, log_end: int) -> EpochEnd | None:
-        """Where `epoch` ended in a log that goes on to `log_end`.
+        """Return the end offset of `epoch` in a log whose end offset is `log_end`.
 
-        An epoch that is not known here is answered by the greatest one below it, so that whoever
-        asks can tell.  None: this history says nothing about it, because it is empty or does not
-        reach that far.
+        If `epoch` has no entry, the result holds the greatest epoch below it: the caller compares
+        the epochs.  An epoch below the first entry ends where that entry starts.  Return None if
+        there are no entries, or if `epoch` is above the latest.
         """
+        # An epoch ends where the next one starts; the latest ends with the log.
         if epoch < 0 or not self._epochs:
             return None
         if epoch == self._epochs[-1]:
@@ -141,27 +150,29 @@ class LeaderEpochs:
         floor = epoch if higher == 0 else self._epochs[higher - 1]
         return EpochEnd(floor, self._starts[higher])
 
-    # ---- a follower's part ----
+    # ---- for a follower ----
 
     def cut_for(self, answer: EpochEnd, log_end: int) -> EpochCut:
-        """Where a follower with this history cuts, given a leader's answer about its last epoch.
+        """Return where a follower with this history truncates, given a leader's `answer`.
 
-        Each round that does not agree drops at least the latest epoch, so asking again with what
-        is the last epoch then comes to an end.
+        The follower asked for its latest epoch.  A round that does not agree removes at least that
+        epoch, so the number of rounds is bounded by the number of entries.
         """
         own = self.end_offset_for(answer.epoch, log_end)
         if own is None:
             return EpochCut(min(answer.end_offset, log_end), True)
         if own.epoch != answer.epoch:
-            # The leader never had that epoch, nor we the one it names: look further back.
+            # The leader has no such epoch, and we have no entry for the epoch in its answer: the
+            # histories diverge at an older epoch.
             return EpochCut(min(own.end_offset, log_end), False)
         return EpochCut(min(own.end_offset, answer.end_offset, log_end), True)
 
     def common_end(self, log_end: int, leader: LeaderEpochs, leader_end: int) -> int | None:
-        """The offset up to which this history and a leader's are the same; for both at hand.
+        """Return the offset up to which this history and the leader's are the same.
 
-        The same rounds of question and answer as over a wire.  None: nothing can be said, since
-        the leader's history does not reach back to ours, or we have none.
+        For a caller that holds both histories: the rounds are those of a follower that asks over
+        the network.  Return None if the leader has no entry at or above our latest epoch, or if
+        this history is empty.
         """
         mine = LeaderEpochs(self.entries)
         end = log_end
@@ -181,7 +192,7 @@ LEADER_EPOCHS = "leader-epoch-checkpoint"
 
 
 def read_leader_epochs(directory: Directory) -> list[tuple[int, int]]:
-    """(epoch, start offset) pairs, ascending; empty when the file is missing or unreadable."""
+    """Return the (epoch, start offset) pairs of the file, or [] if it is missing or unreadable."""
     with contextlib.suppress(FileNotFoundError):
         epochs = parse_leader_epochs(directory.read(LEADER_EPOCHS, 1 << 24))
         return [] if isinstance(epochs, str) else epochs
@@ -189,7 +200,7 @@ def read_leader_epochs(directory: Directory) -> list[tuple[int, int]]:
 
 
 def parse_leader_epochs(content: bytes) -> list[tuple[int, int]] | str:
-    """The pairs in a file, or why it cannot be read."""
+    """Return the pairs in a file, or the reason why it cannot be parsed, as a str."""
     try:
         lines = content.decode("utf-8").split("\n")
         pairs = [line.split() for line in lines[2:] if line.strip()]
@@ -204,6 +215,6 @@ def parse_leader_epochs(content: bytes) -> list[tuple[int, int]] | str:
 
 
 def write_leader_epochs(directory: Directory, epochs: list[tuple[int, int]]) -> None:
-    """Kafka's text form: version, count, one pair a line."""
+    """Replace the file, in Kafka's text form: version, count, one pair a line."""
     lines = ["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]
     directory.replace(LEADER_EPOCHS, ("\n".join(lines) + "\n").encode())

@@ -1,12 +1,15 @@
 """Producers: the producer state of one open partition, and the files that keep it.
 
-``<offset>.snapshot`` holds the state of everything below its offset: one at every segment's base,
-taken when the log rolls, and one at the end, taken when it is closed.  ``<base>.txnindex`` lists
-the transactions whose ABORT marker lies in the segment.  Both can be computed from the log, and
-are, wherever they were not known to be durable: what lies behind the recovery point is replayed
-from the newest snapshot at or below it, whatever other files say.
+``<offset>.snapshot`` holds the producer state after the records below that offset.  A roll writes
+one at the base of the new segment, and a close writes one at the end of the log.
+``<base>.txnindex`` lists the transactions whose ABORT marker is in the segment.
 
-Callers hold the partition's lock, but for `unstable` and `aborted`, which readers use.
+Invariant: the log is authoritative, and both kinds of file can be computed from it.  At load, only
+a snapshot at or below the recovery point is used.  The log from that snapshot on is replayed, and
+the .txnindex entries of the replayed offsets are computed again, even if a file has them.
+
+Callers hold the partition's lock, except for `unstable` and `aborted`, which readers use without
+it.
 """
 
 from __future__ import annotations
@@ -32,18 +35,18 @@ __all__ = ["DiscardedSnapshot", "Producers"]
 log = logging.getLogger("logstore.producers")
 
 NEVER = (1 << 63) - 1
-EXPIRY_CHECK_MS = 600_000  # as often as Kafka looks
+EXPIRY_CHECK_MS = 600_000  # Kafka's interval for expiring producers
 
 
 class DiscardedSnapshot(NamedTuple):
-    """A snapshot file that could not be believed; the state came from an older one and the log."""
+    """A corrupt snapshot file.  The state was read from an older snapshot and from the log."""
 
     path: Path
     reason: str
 
 
 class Unstable:
-    """The first offset of the oldest open transaction.  Not changed: compared by identity."""
+    """The first offset of the oldest open transaction.  Immutable, and compared by identity."""
 
     __slots__ = ("offset",)
 
@@ -52,14 +55,14 @@ class Unstable:
 
 
 class _Pending(NamedTuple):
-    """Batches on their way into the log."""
+    """Admitted batches that are being written.  The log ends at `end_offset` after them."""
 
     admission: Admission
     end_offset: int
 
 
 class Producers:
-    """What an open partition knows of its producers."""
+    """The producer state of an open partition and its files."""
 
     def __init__(
         self,
@@ -75,25 +78,30 @@ class Producers:
         self._clock = clock
         self._time_ms = clock.clock.time_ms
         self._expiry_due = 0
-        # Wall time of a producer's newest append to this handle: its records may carry older times.
+        # Producer id -> wall time of its newest append to this handle.  The timestamps of its
+        # records may be older, and must not expire a producer that is still appending.
         self._heard: dict[int, int] = {}
         self._pending: _Pending | None = None
         self._snapshots: set[int] = set()  # offsets of the snapshot files
         self._newest_snapshot = -1
-        # Bases of segments with a .txnindex file; what aborted since `_since` without one.
+        # Base offsets of the segments with a .txnindex file, ascending.
         self._indexed: list[int] = []
+        # A readonly handle writes no .txnindex: `_seen` lists the transactions aborted from
+        # `_since` on.
         self._since = NEVER
         self._seen: list[AbortedTransaction] = []
         self.state = ProducerState()
         self.discarded: list[DiscardedSnapshot] = []
-        # No committed reader goes there or beyond.  Moves before the bytes of a transaction
-        # can be seen, and back only when its marker and its entry in the index are there.  A new
-        # object each time: who finds the same one twice knows that none began or ended between.
+        # Readers use this without a lock: a read_committed reader stops before its offset.  It is
+        # lowered before the first bytes of a transaction can be read, and raised only after the
+        # marker is in the log and the aborted transaction is in the index.  Every change is a new
+        # object: a reader that loads the same object before and after a read knows that no
+        # transaction began or ended in between.
         self.unstable = Unstable(NEVER)
 
     @property
     def indexed(self) -> frozenset[int]:
-        """Bases of the segments that list aborted transactions."""
+        """Return the base offsets of the segments that have a .txnindex file."""
         return frozenset(self._indexed)
 
     # ---- loading ----
@@ -108,17 +116,18 @@ class Producers:
         clean: bool,
         quiet_from: int = NEVER,
     ) -> None:
-        """The state at `end`: the newest snapshot at or below `trusted`, and the log behind it.
+        """Load the state at `end`: the newest snapshot at or below `trusted`, then replay the log.
 
-        With a snapshot at `end`, no segment is looked at; segments from `quiet_from` on are known
-        to hold no batch of a producer.
+        With a snapshot at `end`, no segment is read.  Segments from `quiet_from` on are known to
+        hold no batch of a producer, and are not read either.
         """
         names = list(names)
         self._snapshots = {base_offset_of(name) for name in names if name.endswith(".snapshot")}
         self._indexed = sorted(base_offset_of(name) for name in names if name.endswith(".txnindex"))
         within = [s for s in segments if s.base_offset < min(trusted, end)][-1:]
         if within and within[0].base_offset in self._indexed and not within[0].transactions_noted:
-            # A killed process left it: its list of aborted transactions is made anew, not believed.
+            # The segment has a .txnindex but no checksum of it: for example, the process was
+            # killed before it sealed the segment.  Rebuild the file from the log.
             trusted = min(trusted, within[0].base_offset)
         while True:
             found, self.state = self._newest(min(trusted, end))
@@ -126,13 +135,14 @@ class Producers:
             try:
                 aborted = self._replay(segments, since, end, quiet_from, every_base=not clean)
                 if segments[-1].base_offset in self._indexed:
-                    segments[-1].transaction_index  # noqa: B018  # appends need it sound
+                    # Raises if the file is damaged: an append would extend a damaged list.
+                    segments[-1].transaction_index  # noqa: B018
                 break
             except CorruptLogError as error:
                 name = Path(error.path).name
                 if not name.endswith(".txnindex"):
-                    raise  # the log itself: nothing to rebuild it from
-                # Replay its whole segment as well.
+                    raise  # damage of the .log file: there is no other source
+                # Remove the damaged index and replay its whole segment, which writes a new one.
                 log.warning("%s: rebuilt from the log", str(error))
                 self._note_indexed(base_offset_of(name), False)
                 if not self._readonly:
@@ -148,7 +158,11 @@ class Producers:
             self._remove_strays(segments, end)
 
     def _newest(self, at_most: int) -> tuple[int, ProducerState]:
-        """The newest sound snapshot at or below an offset: (-1, nothing known) without one."""
+        """Return the newest valid snapshot at or below `at_most`: its offset and its state.
+
+        Return (-1, an empty state) if there is none.  A corrupt snapshot is removed, unless the
+        handle is readonly.
+        """
         for offset in sorted((o for o in self._snapshots if o <= at_most), reverse=True):
             name = segment_name(offset, ".snapshot")
             try:
@@ -176,7 +190,11 @@ class Producers:
         *,
         every_base: bool,
     ) -> list[AbortedTransaction]:
-        """Take in the batches in [since, end); the transactions they aborted, also in the files."""
+        """Apply the batches in [since, end) to the state; return the transactions they aborted.
+
+        Unless readonly, write the .txnindex files of the replayed segments, and the snapshots at
+        their bases.
+        """
         aborted: list[AbortedTransaction] = []
         late = {segment.base_offset for segment in segments[-2:]}
         for segment in segments:
@@ -198,7 +216,10 @@ class Producers:
     def _aborted_in(
         self, segment: Segment, since: int, end: int, state: ProducerState | None = None
     ) -> Iterable[AbortedTransaction]:
-        """Replay one segment; what its markers aborted.  Damage hides what it hides."""
+        """Replay one segment; yield the transactions that its markers aborted.
+
+        Damaged batches are skipped: a transaction whose marker is damaged is not in the result.
+        """
         state = self.state if state is None else state
         scan = segment.scan(max(since, segment.base_offset), end, on_corrupt="skip")
         while (raw := scan.next_producer()) is not None:
@@ -206,12 +227,12 @@ class Producers:
             yield from state.replay(header, _marker(header, raw, segment.path))
 
     def see(self, segment: Segment, start: int, end: int) -> None:
-        """Readonly: another process appended these offsets."""
+        """Apply the records in [start, end), which another process appended.  Readonly handles."""
         self._seen += self._aborted_in(segment, start, end)
         self.recompute()
 
     def recompute(self) -> None:
-        """Readers may go as far as the state says."""
+        """Publish the first unstable offset of the state to the readers."""
         first = self.state.first_unstable_offset
         self.unstable = Unstable(NEVER if first is None else first)
 
@@ -220,8 +241,9 @@ class Producers:
     def admit(
         self, headers: Sequence[tuple[BatchHeader, EndMarker | None]], origin: Origin
     ) -> Admission:
-        """Whether batches may be appended; see `ProducerState.admit`."""
+        """Decide whether batches may be appended; see `ProducerState.admit`."""
         now = self._time_ms()
+        # The second condition holds if the clock was set back: do not wait for the old due time.
         if now >= self._expiry_due or now < self._expiry_due - 2 * EXPIRY_CHECK_MS:
             self._expiry_due = now + EXPIRY_CHECK_MS
             self.expire(self._clock.now_ms())
@@ -231,30 +253,41 @@ class Producers:
         return admission
 
     def expire(self, now_ms: int) -> list[int]:
-        """Forget producers silent for ``producer.id.expiration.ms``; return their ids."""
+        """Remove producers idle for ``producer.id.expiration.ms``; return their ids."""
         gone = self.state.expire(now_ms, self._expiration_ms, self._heard)
         for producer_id in gone:
             self._heard.pop(producer_id, None)
         return gone
 
     def begin(self, admission: Admission, end_offset: int) -> None:
-        """Admitted batches are about to be written, and end there."""
+        """Note that admitted batches are about to be written, up to `end_offset`.
+
+        `unstable` is lowered here, before the first byte of a new transaction is in the log.
+        """
         self._pending = _Pending(admission, end_offset)
         if admission.opened:
             self.unstable = Unstable(min(self.unstable.offset, *admission.opened))
 
     def settle(self, end_offset: int, segment: Segment) -> None:
-        """The log ends there now: apply what has begun, if it was written.  May be repeated."""
+        """Apply the pending batches if the log, which ends at `end_offset`, holds them.
+
+        If the write failed, the pending batches are dropped.  May be called again after an
+        interrupt: `_apply` leaves an entry alone that is in the index already.
+        """
         pending = self._pending
         if pending is None:
             return
         if end_offset >= pending.end_offset:
             self._apply(pending, segment)
         self.recompute()
-        self._pending = None  # last: what an interrupt stops is repeated by the next call
+        # Last: an interrupt before this line leaves the work to the next call.
+        self._pending = None
 
     def settle_written(self, end_offset: int, segment: Segment) -> None:
-        """Apply what has begun, if it was written; before a roll, which takes the segment away."""
+        """Apply the pending batches if they are in the log; keep them if not.
+
+        Called before a roll: their aborted transactions belong to the index of the old segment.
+        """
         pending = self._pending
         if pending is not None and end_offset >= pending.end_offset:
             self.settle(end_offset, segment)
@@ -265,7 +298,7 @@ class Producers:
             self._note_indexed(segment.base_offset, True)
 
     def replaced(self, old: Iterable[int], new: int, *, indexed: bool) -> None:
-        """Segments of these bases gave way to one."""
+        """Note that compaction replaced the segments at the bases `old` by the one at `new`."""
         for base in old:
             self._note_indexed(base, False)
         self._note_indexed(new, indexed)
@@ -277,9 +310,9 @@ class Producers:
     # ---- files ----
 
     def snapshot(self, offset: int) -> None:
-        """Write the state as the one at `offset`.
+        """Write the state as the snapshot at `offset`.
 
-        Not synced: one that a power cut tears or loses costs a longer replay, and nothing else.
+        Not synced: if a power loss tears or removes the file, only the next replay is longer.
         """
         if offset > 0:
             name = segment_name(offset, ".snapshot")
@@ -288,9 +321,9 @@ class Producers:
         self._newest_snapshot = offset
 
     def close(self, segments: Sequence[Segment], end: int) -> list[_native.File]:
-        """Leave the state at `end`, so that the next open need not look at the log.
+        """Write the snapshot at `end`, so that the next open reads no segment.
 
-        Returns the files to sync before anyone is told that the log was closed.
+        Return the open files that the caller syncs before it marks the log as cleanly closed.
         """
         if self._newest_snapshot != end:
             self.snapshot(end)
@@ -298,9 +331,9 @@ class Producers:
         return [*self._snapshot_files(end), *self._index_files(segments[-1])]
 
     def roll(self, old: Segment, base_offset: int) -> list[_native.File]:
-        """Leave the state at a new segment's base; the files to sync with the old segment's."""
+        """Write the snapshot at a new segment's base; return the files to sync with `old`'s."""
         self.snapshot(base_offset)
-        # One that says "nobody" need not be durable: without it, nobody is what is found.
+        # A snapshot of no producers need not be durable: replay without it finds none either.
         known = self._snapshot_files(base_offset) if len(self.state) else []
         return [*known, *self._index_files(old)]
 
@@ -316,7 +349,10 @@ class Producers:
         return [self._directory.open(name, write=True)]
 
     def _remove_strays(self, segments: Sequence[Segment], end: int) -> None:
-        """Kafka's rule: those at a segment's base, and the newest if it lies behind them all."""
+        """Remove snapshots by Kafka's rule.
+
+        Kept are those at the base of a segment, and the newest if it is after all the bases.
+        """
         bases = {segment.base_offset for segment in segments}
         newest = max((offset for offset in self._snapshots if offset <= end), default=-1)
         keep = bases | ({newest} if newest >= max(bases) else set())
@@ -325,7 +361,8 @@ class Producers:
             self._directory.unlink(segment_name(offset, ".snapshot"))
             self._snapshots.discard(offset)
         if any(offset > end for offset in strays):
-            # One that came back after a power cut could speak of records that are not there.
+            # Sync the removal: after a power loss such a file could reappear, and would describe
+            # records that the log does not have.
             self._directory.sync()
 
     # ---- reading ----
@@ -333,9 +370,12 @@ class Producers:
     def aborted(
         self, segments: Sequence[Segment], start: int, stop: int
     ) -> list[AbortedTransaction]:
-        """The aborted transactions with data or a marker in [start, stop), by their markers."""
+        """Return the aborted transactions with data or a marker in [start, stop).
+
+        They are ordered by the offsets of their markers.  Readers call this without the lock.
+        """
         found: list[AbortedTransaction] = []
-        indexed = self._indexed
+        indexed = self._indexed  # once: every change publishes a new list
         if indexed:
             bases = [segment.base_offset for segment in segments]
             first = max(0, bisect.bisect_right(bases, start) - 1)
@@ -350,7 +390,7 @@ class Producers:
         return found
 
     def check(self, segments: Sequence[Segment], end: int) -> None:
-        """Raise CorruptLogError when the log below `end` aborts what is not known as aborted."""
+        """Raise CorruptLogError if a transaction that the log aborts below `end` is not listed."""
         since, state = self._newest(segments[0].base_offset)
         since = max(since, segments[0].base_offset)
         known = {
@@ -360,7 +400,8 @@ class Producers:
         for segment in segments:
             for entry in self._aborted_in(segment, since, end, state):
                 first = known.get((entry.producer_id, entry.last_offset))
-                # An earlier one is right as well: compaction takes the data, not the entry.
+                # The listed first offset may be lower: compaction removes the first records of a
+                # transaction from the log, but keeps its entry.
                 if first is None or first > entry.first_offset:
                     name = segment_name(segment.base_offset, ".txnindex")
                     raise CorruptLogError(
@@ -373,7 +414,7 @@ class Producers:
                     )
 
     def _index_of(self, segments: Sequence[Segment], segment: Segment) -> TransactionIndex:
-        """The index of a segment; when its file is damaged, what the log says instead."""
+        """Return the index of a segment; if its file is damaged, rebuild it from the log."""
         try:
             return segment.transaction_index
         except CorruptLogError as error:

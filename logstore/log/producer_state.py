@@ -1,12 +1,14 @@
-"""ProducerState: what the log knows of its producers, and the snapshot that says so in a file.
+"""ProducerState: the producers of a log, and the bytes of the snapshot file that holds them.
 
-For every producer id: the newest epoch, the last five batches (so that a retry is recognised and
-answered with the offsets it got the first time), and the first offset of its open transaction.  All
-of it can be computed from the batches in the log; a snapshot only saves reading them again.
+The state has one entry per producer id: the newest epoch, the last five batches, and the first
+offset of the open transaction.  The batches let the log recognise a retry and answer it with the
+offsets of the first attempt.  The state can be computed from the batches in the log; a snapshot
+only saves reading them again.
 
-Pure: batches go in by their headers, decisions come out, nothing is read or written and nobody asks
-what time it is.  `admit` decides without changing anything; `commit` applies what it decided, once
-the batches are in the log.  Callers serialise all of it with the partition's lock.
+Invariant: the state changes only for batches that are in the log.  `admit` decides from the headers
+and changes nothing; `commit` applies its decision after the batches are written.
+
+The module does no I/O and reads no clock.  Callers hold the partition's lock.
 """
 
 from __future__ import annotations
@@ -35,24 +37,30 @@ __all__ = [
     "ProducerState",
 ]
 
-# leader: a client's batch, all rules.  coordinator: one of the log's own, no rule for sequences.
-# follower: the leader has decided; only what cannot be is refused.  replay: read from the log, and
-# so taken as it is.
+# Where a batch is from decides which rules are applied to it:
+# leader: a client appends it; all rules.
+# coordinator: the library itself appends it; no rule for sequences.
+# follower: a leader has accepted it; no rule for epochs and sequences.
+# replay: it is read from the log; no rule at all.
 Origin = Literal["leader", "coordinator", "follower", "replay"]
 
 WINDOW = 5  # batches of a producer whose retries are recognised
 _VERSION = 1
-_HEAD = struct.Struct(">hIi")  # version, checksum of what follows it, number of entries
+# A snapshot file, as Kafka writes it: a head, then one entry per producer, all big-endian.
+# The CRC-32C covers the bytes after it: the number of entries and the entries.
+_HEAD = struct.Struct(">hIi")  # version, CRC-32C, number of entries
+# producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch,
+# first offset of the open transaction
 _ENTRY = struct.Struct(">qhiqiqiq")
 _AT_CRC, _AT_COUNT = 2, 6
 
 
 class CorruptSnapshotError(LogStoreError, ValueError):
-    """A snapshot that is not what was written.  The log itself, or an older one, has the answer."""
+    """A snapshot file is damaged.  The state can be replayed from an older one and the log."""
 
 
 class BatchSpan(NamedTuple):
-    """One batch of a producer, as far as a retry of it has to be recognised."""
+    """The sequences and offsets of one batch: enough to recognise a retry of it."""
 
     last_sequence: int
     last_offset: int
@@ -65,12 +73,12 @@ class BatchSpan(NamedTuple):
 
     @property
     def offsets(self) -> range:
-        """The offsets it has in the log."""
+        """Return the batch's offsets in the log."""
         return range(self.last_offset - self.offset_delta, self.last_offset + 1)
 
 
 class ProducerEntry(NamedTuple):
-    """What is known of one producer."""
+    """The state of one producer.  Immutable: a change makes a new entry."""
 
     producer_id: int
     epoch: int = -1  # -1: none yet
@@ -81,16 +89,16 @@ class ProducerEntry(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """-1: none, and then the next is 0."""
+        """Return the last sequence of its newest batch; -1 without one: the next sequence is 0."""
         return self.batches[-1].last_sequence if self.batches else -1
 
     @property
     def last_offset(self) -> int:
-        """Of its newest data; -1: only markers are known."""
+        """Return the last offset of its newest batch of data; -1 if only markers are known."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def find(self, header: BatchHeader) -> BatchSpan | None:
-        """The batch in the window that this one repeats."""
+        """Return the batch in the window that `header` repeats, or None."""
         if header.producer_epoch == self.epoch:
             for span in self.batches:
                 if (span.first_sequence, span.last_sequence) == (
@@ -102,16 +110,16 @@ class ProducerEntry(NamedTuple):
 
 
 class OngoingTransaction(NamedTuple):
-    """A transaction that is neither committed nor aborted: it holds the last stable offset back."""
+    """A transaction without a marker: the last stable offset is at most its first offset."""
 
     producer_id: int
     producer_epoch: int
     first_offset: int
-    last_timestamp: int  # of its producer's newest batch: nothing has come since then
+    last_timestamp: int  # of its producer's newest batch
 
 
 class CompletedTransaction(NamedTuple):
-    """A transaction and the marker that ended it."""
+    """A transaction that ended: `last_offset` is that of its marker."""
 
     producer_id: int
     first_offset: int
@@ -121,21 +129,21 @@ class CompletedTransaction(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Admission:
-    """What appending some batches will mean.  Nothing has changed yet."""
+    """The changes that `commit` makes once the admitted batches are in the log."""
 
     entries: dict[int, ProducerEntry] = dataclasses.field(default_factory=dict)
     opened: dict[int, int] = dataclasses.field(default_factory=dict)  # first offset -> producer
     completed: list[CompletedTransaction] = dataclasses.field(default_factory=list)
-    duplicate: BatchSpan | None = None  # the batch is in the log already, here
+    duplicate: BatchSpan | None = None  # where the log holds the batch already
 
 
 class ProducerState:
-    """The producers of one partition.  Iterate it for their entries, in the order of their ids."""
+    """The producers of one partition.  Iteration yields their entries, ordered by producer id."""
 
     def __init__(self, entries: Iterable[ProducerEntry] = ()) -> None:
         self._entries = {entry.producer_id: entry for entry in entries}
-        # First offset -> producer id.  Transactions open in the order of their offsets, and a dict
-        # keeps that order: the first key is the oldest.
+        # First offset -> producer id of every open transaction.  Transactions open in the order of
+        # their offsets, and a dict keeps that order: the first key is the lowest offset.
         self._ongoing = {
             entry.transaction_start: entry.producer_id
             for entry in sorted(self._entries.values(), key=lambda e: e.transaction_start)
@@ -152,17 +160,17 @@ class ProducerState:
         return f"<ProducerState {len(self)} producers, {len(self._ongoing)} open transactions>"
 
     def get(self, producer_id: int) -> ProducerEntry | None:
-        """What is known of a producer."""
+        """Return the entry of a producer, or None."""
         return self._entries.get(producer_id)
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """The first offset of the oldest open transaction."""
+        """Return the first offset of the oldest open transaction, or None."""
         return next(iter(self._ongoing), None)
 
     @property
     def ongoing(self) -> list[OngoingTransaction]:
-        """The open transactions, oldest first."""
+        """Return the open transactions, oldest first."""
         found = []
         for first, producer_id in self._ongoing.items():
             entry = self._entries[producer_id]
@@ -174,10 +182,11 @@ class ProducerState:
     def admit(
         self, batches: Iterable[tuple[BatchHeader, EndMarker | None]], origin: Origin
     ) -> Admission:
-        """Whether these batches may be appended; raises when they may not.
+        """Return the changes that appending these batches makes; raise if one is refused.
 
-        Headers carry the offsets the batches will have.  A control batch comes with its marker;
-        one without (of another kind, or emptied by compaction) has no effect.
+        Headers carry the offsets that the batches will have.  A control batch is given with its
+        marker.  One without a marker (of another kind, or emptied by compaction) has no effect.
+        If a batch repeats one of the window, the result only names that `duplicate`.
         """
         admission = Admission()
         for header, marker in batches:
@@ -199,7 +208,7 @@ class ProducerState:
         return admission
 
     def commit(self, admission: Admission) -> list[AbortedTransaction]:
-        """Apply what was admitted and is in the log now; the transactions that it aborted."""
+        """Apply an admission whose batches are in the log; return the transactions it aborted."""
         for entry in admission.entries.values():
             self._entries[entry.producer_id] = entry
         self._ongoing.update(admission.opened)
@@ -207,7 +216,8 @@ class ProducerState:
         for done in admission.completed:
             self._ongoing.pop(done.first_offset, None)
             if done.aborted:
-                # What was open when the marker was written: some may have opened behind it.
+                # The last stable offset when the marker was written.  A transaction that opened
+                # after the marker does not count.
                 stable = next(
                     (first for first in self._ongoing if first < done.last_offset),
                     done.last_offset + 1,
@@ -220,15 +230,16 @@ class ProducerState:
         return aborted
 
     def replay(self, header: BatchHeader, marker: EndMarker | None) -> list[AbortedTransaction]:
-        """Take in a batch that is in the log; the transactions that it aborted."""
+        """Apply a batch that is read from the log; return the transactions that it aborted."""
         return self.commit(self.admit([(header, marker)], "replay"))
 
     def expire(
         self, now_ms: int, expiration_ms: int, heard: Mapping[int, int] | None = None
     ) -> list[int]:
-        """Forget producers that were silent for so long; those with an open transaction stay.
+        """Remove the producers without a batch for `expiration_ms`; return their ids.
 
-        A producer is silent since its newest timestamp, or since the time in `heard`, if later.
+        The age counts from the producer's newest timestamp, or from its time in `heard` if that is
+        later.  A producer with an open transaction stays.
         """
         since = heard or {}
         silent = [
@@ -244,13 +255,13 @@ class ProducerState:
     # ---- snapshots ----
 
     def encode(self) -> bytes:
-        """The contents of a snapshot file.  Of each producer, only the newest batch is kept."""
+        """Return the contents of a snapshot file: of each producer, only the newest batch."""
         body = struct.pack(">i", len(self)) + b"".join(map(_encode_entry, self))
         return struct.pack(">hI", _VERSION, _native.crc32c(body)) + body
 
     @classmethod
     def decode(cls, data: bytes) -> ProducerState:
-        """The state that a snapshot file holds; CorruptSnapshotError when it is not sound."""
+        """Return the state in a snapshot file; raise CorruptSnapshotError if it is not valid."""
         if len(data) < _HEAD.size:
             raise CorruptSnapshotError(f"{len(data)} bytes are too few for a snapshot")
         version, crc, count = _HEAD.unpack_from(data)
@@ -265,10 +276,10 @@ class ProducerState:
 
 
 def _check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin) -> None:
-    """Kafka's rules for a batch of data, in Kafka's order."""
+    """Apply Kafka's rules for a batch of data, in Kafka's order; raise for the first broken one."""
     if origin in ("leader", "coordinator") and header.producer_epoch < entry.epoch:
         raise FencedError(header.producer_epoch, entry.epoch, where=f"producer {entry.producer_id}")
-    # Of a producer that the log does not know (any more), any sequence is taken.
+    # A producer without an entry (new, or expired) may start with any sequence.
     if origin == "leader" and entry.epoch >= 0:
         same = header.producer_epoch == entry.epoch
         last = entry.last_sequence if same else -1
@@ -276,7 +287,7 @@ def _check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin) -> No
         if header.base_sequence != expected:
             raise OutOfOrderSequenceError(
                 "it does not follow the last batch, and is none of the last "
-                f"{WINDOW}: a batch is missing, or this one is too old to be answered for"
+                f"{WINDOW}: a batch is missing, or this one is too old to be known as a retry"
                 if same
                 else "a new epoch starts at 0",
                 producer_id=entry.producer_id,
@@ -286,7 +297,7 @@ def _check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin) -> No
     if entry.transaction_start >= 0 and not header.transactional and origin != "replay":
         raise InvalidRecordError(
             f"producer {entry.producer_id} has a transaction open since offset "
-            f"{entry.transaction_start}: end it before it appends outside of one"
+            f"{entry.transaction_start}: end the transaction before an append without one"
         )
 
 
@@ -299,8 +310,9 @@ def _after_data(
     before = entry.batches if header.producer_epoch == entry.epoch else ()
     start = entry.transaction_start
     if start >= 0 and header.producer_epoch > entry.epoch and origin == "replay":
-        # An epoch begins behind the marker that ends what was open: damage hides this one, and
-        # how it ended is not known.  What may have been aborted is not shown.
+        # A producer starts a new epoch only after the marker of its open transaction.  The marker
+        # is missing, so it was damaged.  Count the transaction as aborted: a read_committed reader
+        # must not get records that may have been aborted.
         admission.completed.append(
             CompletedTransaction(entry.producer_id, start, header.base_offset - 1, True)
         )

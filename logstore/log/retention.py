@@ -1,16 +1,18 @@
-"""RetentionPolicy: which segments of a log may go, and why.
+"""RetentionPolicy: which segments of a log to delete, and the reason for each.
 
-Pure: from facts about segments and the time, one decision per segment with its reason in words.
-Kafka's rules: what lies below the log's start goes; then the oldest segments beyond the byte limit;
-then those whose newest record is too old.  Each rule walks from the oldest segment on and stops at
-the first it has to keep, so that a log never gets a hole.  A limit on records is logstore's own.
+Input are the facts of the segments and the time; output is one decision per segment.  Kafka's rules
+apply in this order.  First, segments below the log's start offset are deleted; then the oldest
+segments while the log is larger than the byte limit; then segments whose newest record is too old.
+The limit on records is an addition of logstore.
 
-Nothing is deleted here; ``partition.enforce`` does that.
+Invariant: only a prefix of the segments is deleted.  Each rule walks from the oldest segment on and
+stops at the first segment it keeps, so a log never gets a hole.
 
-Time is looked at twice before data is thrown away for its age.  `ClockGuard` notices a clock that
-leapt ahead of the time that really passed.  And a segment whose newest timestamp is no plausible
-time of this computer's life (seconds taken for milliseconds, a zero) is judged by the time of its
-file instead.
+This module does no I/O: ``partition.enforce`` deletes the segments.
+
+A wrong time must not delete records.  Two checks guard against one.  `ClockGuard` corrects a clock
+that advanced by more than the time that passed.  If the newest timestamp of a segment is not
+plausible (seconds instead of milliseconds, or zero), the modification time of its file is used.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ __all__ = ["RetentionDecision", "RetentionPolicy", "SegmentFacts"]
 
 Rule = Literal["start", "bytes", "records", "age"]
 
-# 1980-01-01.  Every count of seconds until the year 11970 lies below it when read as milliseconds.
+# 1980-01-01.  A time in seconds is below this number until the year 11968, so it is never taken
+# for a plausible time in milliseconds.
 PLAUSIBLE_FROM_MS = 315_532_800_000
 
 
 class Retainable(Protocol):
-    """What a policy looks at: a Segment has it all."""
+    """The attributes that a policy reads.  Segment and SegmentFacts have them."""
 
     @property
     def base_offset(self) -> int: ...
@@ -47,28 +50,28 @@ class Retainable(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """A segment as a policy sees it, by value."""
+    """The facts of one segment by value: a plan for segments that do not exist."""
 
     base_offset: int
     end_offset: int
     size_bytes: int
-    max_timestamp: int  # -1: its records carry no times
-    modified_ms: int = -1  # of the .log file; counts where the records' times do not
+    max_timestamp: int  # -1: its records have no timestamps
+    modified_ms: int = -1  # of the .log file; used if max_timestamp is missing or not plausible
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionDecision:
-    """What becomes of one segment, and why."""
+    """Whether one segment is deleted or kept, and the reason."""
 
     base_offset: int
     end_offset: int
     size_bytes: int
     delete: bool
-    rule: Rule | None  # which limit it is beyond; None for one that stays
+    rule: Rule | None  # the rule that deletes it; None if it is kept
     reason: str
-    # For one that stays: when its age, and that of all before it, will let it go.
+    # For a segment that is kept: the time from which on it, and all before it, are too old.
     eligible_at_ms: int | None = None
-    roll: bool = False  # it is the active one: a new segment is started first
+    roll: bool = False  # it is the active segment: roll the log before the deletion
 
     def __str__(self) -> str:
         verb = "delete" if self.delete else "keep"
@@ -77,7 +80,7 @@ class RetentionDecision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """How much of a log to keep.  None is no limit; the first limit that is passed decides.
+    """How much of a log to keep.  None is no limit; the first limit exceeded deletes a segment.
 
     >>> policy = RetentionPolicy(max_bytes=100)
     >>> old = SegmentFacts(base_offset=0, end_offset=5, size_bytes=90, max_timestamp=0)
@@ -88,13 +91,14 @@ class RetentionPolicy:
     keep [5, 9): without its 120 bytes of 120 there would be less than max_bytes 100
     """
 
-    # Delete a segment when its newest record is older than this.
+    # Delete a segment if its newest record is older than this.
     max_age_ms: int | None = None
-    # Delete from the old end while at least this much stays: between this and one segment more.
+    # Delete the oldest segment while at least this much remains: the log keeps this size plus up
+    # to one segment.
     max_bytes: int | None = None
-    # The same by offsets; where compaction has removed records, fewer are left than it says.
+    # The same for offsets.  After a compaction fewer records than this may remain.
     max_records: int | None = None
-    # A newest timestamp below this is not believed; the file's own time counts.  0: believe all.
+    # If the newest timestamp is below this, use the file's modification time.  0: never.
     plausible_from_ms: int = PLAUSIBLE_FROM_MS
 
     def __post_init__(self) -> None:
@@ -111,9 +115,9 @@ class RetentionPolicy:
 
     @classmethod
     def of(cls, config: PartitionConfig) -> RetentionPolicy:
-        """What ``retention.ms`` and ``retention.bytes`` say, if ``cleanup.policy`` deletes at all.
+        """Return the policy of ``retention.ms`` and ``retention.bytes``.
 
-        Without "delete" in it nothing goes but what lies below the log's start.
+        If ``cleanup.policy`` has no "delete", only segments below the log's start are deleted.
         """
         if not config.deletes:
             return cls()
@@ -131,16 +135,17 @@ class RetentionPolicy:
         high_watermark: int | None = None,
         leap_ms: int = 0,
     ) -> list[RetentionDecision]:
-        """One decision per segment, oldest first; the last segment is the active one.
+        """Return one decision per segment, oldest first; the last segment is the active one.
 
-        `now` is in milliseconds.  Nothing at or above `high_watermark` goes (None: the end).
-        `leap_ms` is for the words only: how far the clock is ahead of `now`, which was corrected.
+        `now` is in milliseconds.  A segment that ends above `high_watermark` is kept (None: the
+        end of the log).  `leap_ms` is used in the reasons only: how far the clock is ahead of
+        `now`, which was corrected.
         """
         return _Plan(self, segments, now, start_offset, high_watermark, leap_ms).decide()
 
 
 class _Plan:
-    """One walk of each rule over the segments."""
+    """One plan: each rule walks over the segments once."""
 
     def __init__(
         self,
@@ -158,8 +163,10 @@ class _Plan:
         end = segments[-1].end_offset if segments else 0
         self.high_watermark = end if high_watermark is None else high_watermark
         self.leap_ms = leap_ms
-        self.reasons: list[tuple[Rule, str]] = []  # of the segments that go, oldest first
-        self.kept: list[str] = []  # why the first that stays does: what each rule says
+        # One entry per deleted segment, oldest first: segments[len(reasons)] is the first kept.
+        self.reasons: list[tuple[Rule, str]] = []
+        # Why the first kept segment is kept: one reason per rule that stopped at it.
+        self.kept: list[str] = []
 
     def decide(self) -> list[RetentionDecision]:
         self.pass_start()
@@ -168,14 +175,17 @@ class _Plan:
         self.pass_age()
         return list(self.decisions())
 
-    # ---- the rules: each goes on behind what the one before let go ----
+    # ---- the rules: each continues at the first segment that the rules before it kept ----
 
     def candidates(self) -> Iterable[Retainable]:
-        """Segments that the guards allow to go, from the first that stays so far."""
+        """Yield the first kept segment until a rule keeps it or it must not be deleted.
+
+        After each `let_go` the next segment is the first kept one.
+        """
         while len(self.reasons) < len(self.segments):
             segment = self.segments[len(self.reasons)]
             if self.is_last(segment) and segment.size_bytes == 0:
-                self.kept = ["it is empty, and where the next record goes"]
+                self.kept = ["it is empty, and the next record is appended to it"]
                 return
             if segment.end_offset > self.high_watermark:
                 self.kept = [
@@ -187,7 +197,7 @@ class _Plan:
 
     def let_go(self, rule: Rule, reason: str) -> None:
         self.reasons.append((rule, reason))
-        self.kept = []  # it was about this one
+        self.kept = []  # those were reasons for this segment
 
     def is_last(self, segment: Retainable) -> bool:
         return segment is self.segments[-1]
@@ -232,7 +242,7 @@ class _Plan:
             time, which = self.time_of(segment)
             age = self.now - time
             if time < 0:
-                self.kept.append("neither its records nor its file tell how old it is")
+                self.kept.append("neither its records nor its file have a time")
                 return
             if age <= limit:
                 self.kept.append(self.young(which, time, age, limit))
@@ -244,22 +254,23 @@ class _Plan:
             return (
                 f"{which} {_written(time)} is {age} ms old; by the clock it would be "
                 f"{age + self.leap_ms} and beyond max_age_ms {limit}, but the clock leapt "
-                f"{self.leap_ms} ms ahead of the time that passed: pass now= to believe it"
+                f"{self.leap_ms} ms ahead of the time that passed: pass now= to use its time"
             )
         if age < 0:
             return (
-                f"{which} {_written(time)} lies {-age} ms in the future (max_age_ms is {limit}); "
+                f"{which} {_written(time)} is {-age} ms in the future (max_age_ms is {limit}); "
                 f"message.timestamp.after.max.ms would refuse such records"
             )
         return f"{which} {_written(time)} is {age} ms old, max_age_ms is {limit}"
 
     def time_of(self, segment: Retainable) -> tuple[int, str]:
-        """When its newest record was made, and what says so."""
+        """Return the time of its newest record, and a text that names the source of that time."""
         newest = segment.max_timestamp
         floor = self.policy.plausible_from_ms
         if newest < 0:
             return segment.modified_ms, "its records have no times; its file's time"
-        # A clock that is itself below the floor (a test's, a machine without one) proves nothing.
+        # If `now` is itself below the floor (a manual clock, a machine without a battery), the
+        # timestamps may be right: use them.
         if newest < floor <= self.now and segment.modified_ms >= floor:
             return segment.modified_ms, (
                 f"its newest timestamp {newest} is no plausible time (below plausible_from_ms "
@@ -267,7 +278,7 @@ class _Plan:
             )
         return newest, "its newest record's time"
 
-    # ---- the outcome ----
+    # ---- the decisions ----
 
     def decisions(self) -> Iterable[RetentionDecision]:
         going = len(self.reasons)
@@ -304,7 +315,7 @@ class _Plan:
 
 
 def _written(time_ms: int) -> str:
-    """A time as a person reads it, where the calendar knows it."""
+    """Return a time in milliseconds, with its date if `datetime` can express it."""
     try:
         when = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,12 +1,18 @@
-"""Segment: the records from one base offset on, in three or four files that move together.
+"""Segment: the records from one base offset on, in files that are replaced and deleted together.
 
-Invariant: the log is the truth, the indexes are hints.  An entry is added only after its batch is
-in the .log file; yet after a power cut an index may be short or run past the log, since the kernel
-writes pages back in any order.  So a landing is always checked, and a bad index only costs time.
+    <base>.log        the batches, back to back
+    <base>.index      offset -> position, sparse
+    <base>.timeindex  timestamp -> offset, sparse
+    <base>.txnindex   the aborted transactions; only if there are any
 
-A segment knows nothing of its neighbours: rolling, retention and locking belong to Partition.
-Reading needs no lock.  Descriptor and indexes are loaded on first use and dropped by `release`, so
-that a partition of many segments stays small.
+Invariant: the .log file is authoritative and the .index and .timeindex files are hints.  An index
+entry is added only after its batch is in the .log file.  After a power loss an index may be too
+short or may point past the end of the log, because the kernel writes pages back in any order.  So
+a read checks the batch that an index entry leads to, and a bad index costs only time.
+
+A segment does not know its neighbours: Partition rolls, deletes and locks.  Reads take no lock.
+File descriptor and indexes are loaded on first use and dropped by `release`, so that a partition
+of many segments needs little memory and few descriptors.
 """
 
 from __future__ import annotations
@@ -41,12 +47,15 @@ from logstore.record import Record
 __all__ = ["Segment"]
 
 RELATIVE_MAX = (1 << 31) - 1
-OFFSET_MAX = (1 << 63) - 2  # so that the offset after it can still be told
-STEP_BYTES = 8 << 20  # read between two looks at signals
+OFFSET_MAX = (1 << 63) - 2  # the end offset, which is one greater, still fits an int64
+STEP_BYTES = 8 << 20  # bytes read by one call into C; Python handles signals between two calls
 
 
 class Segment:
-    """One .log file and its indexes.  Get them from ``partition.segments``."""
+    """One .log file and its indexes.  ``partition.segments`` lists the segments of a partition.
+
+    Any thread may read.  The partition's lock serialises appends and changes of the files.
+    """
 
     def __init__(
         self,
@@ -63,42 +72,44 @@ class Segment:
         self._topic = topic
         self._number = number
         self.config = config
-        self.dense = dense  # whether a missing offset is damage
+        self.dense = dense  # a missing offset is damage, because compaction removed none
         self._file: _native.File | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._times_checked = False
-        self._max_timestamp: int | None = None  # of a sealed one, once the log bears it out
+        self._max_timestamp: int | None = None  # of a sealed segment, once compared with the log
         self._transactions: TransactionIndex | None = None
-        self._flushed = (0, 0)  # index bytes that are already in the files, while active
-        # Others are taking its files' names: it keeps what it has open.
+        self._flushed = (0, 0)  # bytes of the live .index and .timeindex that are in their files
+        # New files take the names of this segment's files: never close what is open, because the
+        # names no longer lead to it.
         self._retired = False
-        # Set by a reader that finds the files under a name they have for a moment only.
+        # ".swap" if another process has not renamed the files of a swap yet.  Set by the loader of
+        # a readonly view.
         self.stage = ""
-        # Set while this is the segment that is appended to, by this process.
+        # Set while this process appends to this segment.
         self.writer: _native.SegmentWriter | None = None
-        # Where the next segment starts; None for the last one.
+        # Base offset of the next segment; None for the last one.
         self.next_base: int | None = None
-        # End of the last segment when another process writes it: moved by Partition.
+        # End of the last segment if another process appends to it.  A readonly view advances it.
         self.seen_end_offset = base_offset
-        # Known to have been durable up to here: a file that ends below has lost records.
+        # Everything below this offset was durable: if the file ends before it, records are lost.
         self.durable_end = -1
 
-    # ---- what it is ----
+    # ---- attributes ----
 
     @property
     def path(self) -> Path:
-        """The .log file."""
+        """Return the path of the .log file."""
         return self._directory.path / segment_name(self.base_offset, ".log")
 
     @property
     def sealed(self) -> bool:
-        """Whether a later segment exists: then nothing is appended here any more."""
+        """Return whether a later segment exists.  A sealed segment is never appended to again."""
         return self.next_base is not None
 
     @property
     def end_offset(self) -> int:
-        """The offset after its last record; for a sealed one, where the next segment starts."""
+        """Return the offset after its last record; if sealed, the next segment's base offset."""
         if self.next_base is not None:
             return self.next_base
         if self.writer is not None:
@@ -107,7 +118,7 @@ class Segment:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of whole batches in the .log file; 0 when it has been deleted meanwhile."""
+        """Return the bytes of whole batches in the .log file, or 0 if the file was deleted."""
         file = self._file
         if file is not None:
             return file.end
@@ -118,7 +129,7 @@ class Segment:
 
     @property
     def max_timestamp(self) -> int:
-        """The greatest timestamp of its records, or -1 when it has none."""
+        """Return the greatest timestamp of its records, or -1 if it has none."""
         writer = self.writer
         if writer is not None:
             return writer.max_timestamp
@@ -127,9 +138,10 @@ class Segment:
 
     @property
     def min_timestamp(self) -> int | None:
-        """A time that none of its records lies before; None when it has none or it is not known.
+        """Return the least timestamp of its records; None if it has none or it is not known.
 
-        Kafka's files do not tell it.  It is known of what this library wrote and closed or rolled.
+        Kafka's files do not hold it.  It is known for a segment that this library wrote and then
+        rolled or closed.  After a compaction it may be lower than the least timestamp left.
         """
         writer = self.writer
         if writer is not None:
@@ -140,12 +152,12 @@ class Segment:
 
     @property
     def modified_ms(self) -> int:
-        """When its file was last written to, by the file system."""
+        """Return the modification time of the .log file, in milliseconds."""
         return self._directory.modified_ms(segment_name(self.base_offset, ".log"))
 
     @property
     def offset_index(self) -> OffsetIndex:
-        """Offset to position.  A snapshot while the segment is active."""
+        """Return the index from offset to position; of the active segment, a copy."""
         most = self.config.segment_index_bytes
         if self.writer is not None:
             return OffsetIndex(self.base_offset, self.writer.offset_entries(), max_bytes=most)
@@ -154,18 +166,19 @@ class Segment:
 
     @property
     def time_index(self) -> TimeIndex:
-        """Timestamp to offset.  A snapshot while the segment is active."""
+        """Return the index from timestamp to offset; of the active segment, a copy."""
         most = self.config.segment_index_bytes
         if self.writer is not None:
             return TimeIndex(self.base_offset, self.writer.time_entries(), max_bytes=most)
-        index = self._time_index
+        index = self._time_index  # once, as above
         return self._load_indexes()[1] if index is None else index
 
     @property
     def transaction_index(self) -> TransactionIndex:
-        """The aborted transactions whose markers lie here.  Most segments have none, and no file.
+        """Return the aborted transactions whose markers are in this segment.
 
-        Raises CorruptLogError for a file that cannot be what was written.
+        Most segments have none, and no file.  Raise CorruptLogError if the file is damaged: it has
+        no checksum of its own, so it is compared with the one in the summary or the digest.
         """
         index = self._transactions
         if index is None:
@@ -174,11 +187,11 @@ class Segment:
             try:
                 entries = self._directory.read(name)
                 index = TransactionIndex(self.base_offset, entries)
-                # There is a file only where there was something to list.
+                # The file is created with its first entry: an empty one has lost entries.
                 fault = index.fault() if entries else "the file is empty"
                 noted = noted_transactions(self._directory, self.base_offset, self.size_bytes)
                 if fault is None and noted is not None and noted != digest(entries):
-                    fault = "it is not what was noted when the segment was left"
+                    fault = "its checksum is not the one noted at the last roll or close"
             except FileNotFoundError:
                 index = TransactionIndex(self.base_offset)
             if fault is not None:
@@ -188,17 +201,18 @@ class Segment:
 
     @property
     def transactions_noted(self) -> bool:
-        """Whether a change of its list of aborted transactions would be seen."""
+        """Return whether the checksum of the .txnindex file is known, so that damage is found."""
         return noted_transactions(self._directory, self.base_offset, self.size_bytes) is not None
 
     def adopt_transactions(self, index: TransactionIndex) -> None:
-        """Use this instead of the file, until `release`."""
+        """Use `index` instead of the .txnindex file, until `release`."""
         self._transactions = index
 
     def append_aborted(self, aborted: AbortedTransaction) -> None:
-        """Note an aborted transaction, once its marker is in the log.  Not synced here.
+        """Add an aborted transaction to the .txnindex file, after its marker is in the log.
 
-        One that is noted already is left as it is: an interrupt may come right after this.
+        Not synced here.  Does nothing if the entry is there: the caller repeats the call if an
+        interrupt stopped it before it had noted the success.
         """
         index = self.transaction_index
         if index.find(aborted.last_offset) == aborted:
@@ -206,7 +220,7 @@ class Segment:
         position = len(index.entries)
         added = TransactionIndex(self.base_offset, index.entries)
         added.append(aborted)
-        # The marker is in the log: a full disk must not keep the entry out of the file.
+        # The marker is in the log already: if the disk is full, use the reserve for the entry.
         self._directory.with_room(lambda: self._append_aborted(added.entries[position:], position))
         self._transactions = added
 
@@ -219,7 +233,10 @@ class Segment:
             file.close()
 
     def write_transactions(self, aborted: list[AbortedTransaction]) -> bool:
-        """Make the file list just these; whether that was a change.  Synced."""
+        """Make the .txnindex file list exactly `aborted`, synced; return whether it changed.
+
+        The digest is removed before the file changes.
+        """
         index = TransactionIndex(self.base_offset)
         for entry in aborted:
             index.append(entry)
@@ -241,10 +258,11 @@ class Segment:
 
     @property
     def file(self) -> _native.File:
-        """The open .log file."""
+        """Return the open .log file; open it on first use."""
         file = self._file
         if file is None:
-            # In one step: what was opened before a cut must not be noted down after it.
+            # The lock makes "open, then assign" one step.  A truncation changes the files and
+            # calls `release` under the same lock: what was opened before must not be kept after.
             with self._directory.opening:
                 file = self._file
                 if file is None:
@@ -271,9 +289,10 @@ class Segment:
         on_corrupt: str = "raise",
         aborted: bytes = b"",
     ) -> _native.SegmentScan:
-        """Records with offsets in [start, stop), from this segment alone.  An iterator.
+        """Return an iterator over the records with offsets in [start, stop) of this segment.
 
-        `aborted` names the transactions not to show, as `pack_aborted` makes it.
+        Records of the transactions in `aborted`, as packed by `pack_aborted`, are skipped.  The
+        iterator keeps the file open: it stays valid after `release` and after a deletion.
         """
         return _native.SegmentScan(
             self.file,
@@ -293,7 +312,7 @@ class Segment:
         )
 
     def get(self, offset: int) -> Record | None:
-        """The record at an offset, or None.  O(log n), and one read of a few KiB."""
+        """Return the record at an offset, or None.  O(log n), and one read of a few KiB."""
         try:
             record = _native.SegmentScan.get(
                 self.file,
@@ -311,14 +330,18 @@ class Segment:
             record = None
         if record is not None:
             return record
-        # Nothing there, or damage on the way: the longer way walks around it, and only if that
-        # finds nothing either is it told apart from a record that never was.
+        # The record does not exist, or a batch before it is damaged.  A scan that skips damage
+        # finds the record in the second case.  If it finds nothing, the strict scan raises if the
+        # offset itself is damaged, and returns None if compaction removed it.
         for found in self.scan(offset, offset + 1, on_corrupt="skip"):
             return found
         return next(self.scan(offset, offset + 1), None)
 
     def newest_of(self, key: bytes, start: int = 0) -> int:
-        """The greatest offset from `start` on whose record has this key, or -1.  Reads it all."""
+        """Return the greatest offset >= `start` of a record with `key`, or -1.
+
+        Reads the whole segment.
+        """
         file, position, expected = self.file, 0, self.base_offset
         finder = _native.Cleaner(
             None,
@@ -345,20 +368,24 @@ class Segment:
         return finder.counts()["last_purged_offset"]
 
     def offset_for_time(self, timestamp: int, start: int = 0) -> int | None:
-        """The first record from `start` on, in offset order, that is not older than `timestamp`."""
+        """Return the least offset >= `start` of a record not older than `timestamp`, or None."""
         if self.writer is None and not self._times_checked:
             self._check_times()
-        # The index of a segment that another process appends to says nothing about its end.
+        # If another process appends to this segment, the index file lags: it must not be used to
+        # conclude that no record is so new.
         complete = self.sealed or self.writer is not None
         if complete and self.max_timestamp < timestamp:
             return None
-        # Up to that entry's offset every record is older.
+        # Every record up to the offset of this entry is older than `timestamp`.
         entry = self.time_index.lookup(timestamp - 1)
         offset = entry[1] if self._is_reached_at(*entry) else self.base_offset
         return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
 
     def _is_reached_at(self, timestamp: int, offset: int) -> bool:
-        """Whether the log bears a time index entry out: that batch ends there and has that time."""
+        """Return whether a time index entry is right.
+
+        A batch must end at `offset` and have `timestamp` as its greatest.
+        """
         try:
             raw = self.scan(offset, offset + 1, on_corrupt="skip").next_raw()
         except ValueError:
@@ -369,9 +396,9 @@ class Segment:
         return base + last == offset and int.from_bytes(raw[35:43], "big") == timestamp
 
     def _check_times(self) -> None:
-        """Believe a time index only if it is in order and the log bears its last entry out.
+        """Rebuild the time index unless it is ordered and its last entry agrees with the log.
 
-        Its last entry is what lets a search pass over a whole segment.
+        The last entry matters most: because of it a search skips the whole segment.
         """
         times = self.time_index
         entries = list(times)
@@ -387,10 +414,10 @@ class Segment:
         self._times_checked = True
 
     def confirm_max_timestamp(self) -> int:
-        """`max_timestamp` as the log bears it out: for whoever deletes by it.
+        """Return `max_timestamp` after comparing it with the log.  Retention by age uses this.
 
-        An index that lost its last entry would make the segment look older than it is.  So what
-        lies behind the entry's batch is walked, once for a sealed segment.
+        If an index has lost its last entry, the segment seems older than it is.  So the batches
+        after the last entry are read, once for a sealed segment.
         """
         if self.writer is not None or not self.sealed:
             return self.max_timestamp
@@ -418,13 +445,16 @@ class Segment:
 
     @property
     def offset_max(self) -> int:
-        """No sound batch of this segment holds an offset above this."""
+        """Return the greatest offset that a valid batch of this segment can hold."""
         if self.next_base is not None:
             return self.next_base - 1
         return min(self.base_offset + RELATIVE_MAX, OFFSET_MAX)
 
     def release(self) -> None:
-        """Forget descriptor and indexes.  Scans under way keep the file open by themselves."""
+        """Drop descriptor and indexes; they are loaded again on use.  Open scans stay valid.
+
+        Does nothing for the active segment and for a retired one.
+        """
         if self.writer is None and not self._retired:
             self._file = None
             self._offset_index = None
@@ -433,20 +463,23 @@ class Segment:
             self._transactions = None
 
     def end_at(self, file: _native.File, end_offset: int) -> None:
-        """A cut of this file was begun: it is read up to `file.end`, and never appended to."""
+        """Make this segment readonly and end it at `file.end`: a truncation of it has begun."""
         self.writer = None
         self.release()
         self._file = file
         self.next_base, self.seen_end_offset, self.durable_end = None, end_offset, -1
 
     def reinstate(self) -> None:
-        """Its names stay its own after all."""
+        """Undo `retire`: the names still belong to this segment's files."""
         self._retired = False
 
     def retire(self) -> None:
-        """Other files are about to take its names: whoever still holds it reads these."""
+        """Open and load everything, because other files are about to take this segment's names.
+
+        A reader that still holds this object then continues to read the old files.
+        """
         if not self._retired:
-            self.file  # noqa: B018  opened while the name still means this one
+            self.file  # noqa: B018  opened while the name still leads to this segment's file
             self._load_indexes()
             self.transaction_index  # noqa: B018
             self._retired = True
@@ -461,7 +494,7 @@ class Segment:
         next_offset: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> SegmentContents:
-        """Check every batch from a position on; stop at the first that is not sound."""
+        """Check the batches from `position` on; stop at the first that is not valid."""
         file = self.file
         return SegmentContents(
             **_native.scan_prefix(
@@ -497,8 +530,9 @@ class Segment:
         return times.entries
 
     def write_indexes(self, contents: SegmentContents, *, sync: bool) -> None:
-        """Replace the index files of a segment that is not active by rebuilt ones."""
+        """Replace the index files of a segment that is not active by those in `contents`."""
         times = self.final_times(contents)
+        # Before the files change: a digest must never describe files that were replaced.
         SegmentDigest.remove(self._directory, self.base_offset)
         self._directory.write(segment_name(self.base_offset, ".index"), contents.offsets, sync=sync)
         self._directory.write(segment_name(self.base_offset, ".timeindex"), times, sync=sync)
@@ -513,7 +547,7 @@ class Segment:
     # ---- the active segment ----
 
     def activate(self, contents: SegmentContents, *, now_ms: int, jitter_ms: int) -> None:
-        """Make this the segment that is appended to, behind what `contents` found."""
+        """Make this the active segment: appends start at `contents.position`."""
         file = self._directory.open(segment_name(self.base_offset, ".log"), write=True)
         file.end = contents.position
         self._file = file
@@ -541,7 +575,10 @@ class Segment:
         )
 
     def flush_indexes(self, *, sync: bool = False, final: bool = False) -> None:
-        """Bring the index files up to the live indexes; `final` adds the closing time entry."""
+        """Append the new entries of the live indexes to the index files.
+
+        `final` adds the last time entry and writes the summary: no append follows.
+        """
         writer = self.writer
         assert writer is not None
         if final:
@@ -559,7 +596,8 @@ class Segment:
                 if entries:
                     index.append_at(entries, position)
                 if index.size() != position + len(entries):
-                    index.truncate(position + len(entries))  # a longer one from before a crash
+                    # The file is longer than the live index: entries from before a crash.
+                    index.truncate(position + len(entries))
                 if sync:
                     index.sync()
             finally:
@@ -572,23 +610,26 @@ class Segment:
             ).write(self._directory, self.base_offset)
 
     def index_files(self) -> list[_native.File]:
-        """Those of its index files that there are, opened anew: for whoever syncs them."""
+        """Return its existing .index and .timeindex files, open.  The caller syncs them."""
         names = (segment_name(self.base_offset, suffix) for suffix in (".index", ".timeindex"))
         return [
             self._directory.open(name, write=True) for name in names if self._directory.exists(name)
         ]
 
     def sync(self) -> None:
-        """Make a sealed segment durable: after a kill its bytes may be in the page cache alone."""
+        """Sync a sealed segment: after a kill its bytes may be in the page cache only."""
         for file in (self.file, *self.index_files()):
             file.datasync()
         self.release()
 
     def seal(self, next_base: int) -> None:
-        """No more appends: the indexes are in their files, the next segment starts there."""
+        """End appends: the next segment starts at `next_base`.
+
+        The caller has written the indexes to their files with ``flush_indexes(final=True)``.
+        """
         self.next_base = next_base
         self.writer = None
 
     def indexes_crc(self) -> int:
-        """A checksum over both indexes."""
+        """Return a CRC-32C of the offset index and the time index."""
         return _native.crc32c(self.time_index.entries, _native.crc32c(self.offset_index.entries))

@@ -1,4 +1,4 @@
-"""verify: reads every batch, every record and every index entry of one segment.
+"""verify: read every batch, every record and every index entry of one segment.
 
 The first fault raises CorruptLogError.  `logstore.checking` lists all faults of a partition.
 """
@@ -35,7 +35,7 @@ def verify(segment: Segment) -> None:
     scan = segment.scan()
     while scan.fill(chunk):
         chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
-    # The index files of a segment that another process appends to may lag after a cut.
+    # If another process appends to this segment, its index files may lag after a truncation.
     if segment.sealed or segment.writer is not None:
         _check_index_entries(segment)
 
@@ -44,6 +44,7 @@ def _check_index_entries(segment: Segment) -> None:
     path = segment.path.parent / segment_name(segment.base_offset, ".index")
     for offset, position in segment.offset_index:
         header = segment.file.pread(HEADER_BYTES, position) if position >= 0 else b""
+        # An entry holds the last offset of its batch: base offset plus last offset delta.
         base = int.from_bytes(header[:8], "big")
         last = base + int.from_bytes(header[23:27], "big")
         if len(header) < HEADER_BYTES or last != offset:

@@ -1,4 +1,8 @@
-"""SegmentContents: the batches of a .log file, from which the indexes are rebuilt."""
+"""SegmentContents: the valid prefix of a .log file, and the indexes rebuilt from its batches.
+
+`Segment.walk` returns it after a scan in C.  After a clean close `contents_from_indexes` makes one
+from the index files without reading the log.
+"""
 
 from __future__ import annotations
 
@@ -18,36 +22,36 @@ READ_BYTES = 256 << 10
 
 
 def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
-    """The C scan calls this for a compressed batch.
+    """Decompress the payload of a batch.  The scan in C calls this.
 
-    For the scan a ValueError is damage, unless it is an UnsupportedFormatError.
+    The scan treats a ValueError as damage of the batch, unless it is an UnsupportedFormatError.
     """
     return codecs.decompress(codec, payload, max_bytes)
 
 
 class SegmentContents(NamedTuple):
-    """What a walk over a .log file found: its valid prefix and the indexes that belong to it."""
+    """The result of a walk over a .log file."""
 
-    position: int  # everything below is sound
-    next_offset: int
+    position: int  # end of the valid prefix: every batch before it was checked
+    next_offset: int  # the offset after the last record of the prefix
     batches: int
-    producers: int  # of these, batches with a producer id and control batches
+    producers: int  # how many of the batches have a producer id or are control batches
     first_timestamp: int
     max_timestamp: int
     max_timestamp_offset: int
     last_indexed_position: int
-    offsets: bytes
-    times: bytes
-    stopped: str  # "end", "bad" or "legacy"
+    offsets: bytes  # the entries of the .index file
+    times: bytes  # the entries of the .timeindex file, without the last one: see `final_times`
+    stopped: str  # why the walk stopped: "end", "bad" (damage) or "legacy" (an old format)
     reason: str
-    epochs: bytes = b""  # 12 bytes wherever the leader epoch changes: epoch, offset
+    epochs: bytes = b""  # 12 bytes for each change of the leader epoch: epoch, offset
 
     @property
     def leader_epochs(self) -> list[tuple[int, int]]:
-        """(epoch, offset) where a leader's reign begins, ascending.
+        """Return (epoch, offset of its first record) pairs, ascending.
 
-        The field lies outside the batch's checksum: an epoch that the next batch takes back is a
-        flipped bit, and is left out.
+        The checksum of a batch does not cover its leader epoch.  Epochs never decrease in a log:
+        if the next batch has a lower epoch, the greater one is a flipped bit and is left out.
         """
         found = [(epoch, offset) for epoch, offset in _EPOCH.iter_unpack(self.epochs)]
         after = [epoch for epoch, _ in found[1:]]
@@ -59,7 +63,7 @@ class SegmentContents(NamedTuple):
         return kept
 
     def followed_by(self, later: SegmentContents) -> SegmentContents:
-        """The contents when `later` was found behind a damaged stretch."""
+        """Return the contents of both: `later` was found after a damaged part of the file."""
         newest = later if later.max_timestamp > self.max_timestamp else self
         times = TimeIndex(0, self.times)
         for timestamp, offset in TimeIndex(0, later.times):
@@ -78,7 +82,7 @@ class SegmentContents(NamedTuple):
 
 
 def empty_contents(base_offset: int) -> SegmentContents:
-    """What `walk` finds in an empty file."""
+    """Return the contents of an empty file."""
     return SegmentContents(
         position=0,
         next_offset=base_offset,
@@ -98,7 +102,7 @@ def empty_contents(base_offset: int) -> SegmentContents:
 def contents_from_indexes(
     offsets: OffsetIndex, times: TimeIndex, *, size: int, next_offset: int, first_timestamp: int
 ) -> SegmentContents:
-    """Return what `walk` would find, taken from the index files after a clean close."""
+    """Return the contents of a cleanly closed segment, from its index files."""
     timestamp, offset = times.last_entry
     return SegmentContents(
         position=size,

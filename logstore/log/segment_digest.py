@@ -1,12 +1,14 @@
-"""SegmentDigest: what a sealed segment's files were, in a side file that Kafka ignores.
+"""SegmentDigest: sizes and checksums of a sealed segment's files, in a side file Kafka ignores.
 
-``<base offset>.sum`` holds size and CRC-32C of the .log file and of its indexes.  Kafka's own
-checksum leaves the first bytes of each batch out, and nothing else tells that a whole batch, or the
-list of aborted transactions, is gone from a segment whose offsets may have gaps.
+``<base offset>.sum`` holds size and CRC-32C of the .log file and of its indexes.  It finds damage
+that a batch's own checksum cannot find: a flipped bit in the first bytes of a batch, a batch that
+is missing from a segment whose offsets may have gaps, and a lost .txnindex file.
 
-Invariant: a digest is written when the files it speaks of are complete and durable, and goes before
-one of them changes.  It is never believed against the log: `check` reports where the two differ,
-and one that is missing or cannot be read says nothing.
+Invariant: a digest is written after its files are complete and durable, and is removed before one
+of them changes.
+
+A digest never overrules the log: `check` only reports the difference.  A digest that is missing or
+damaged is no error.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ FileDigest = tuple[int, int]  # size, CRC-32C
 
 
 class DamagedDigestError(ValueError):
-    """The side file is not what was written."""
+    """The .sum file is damaged."""
 
 
 def digest(content: bytes) -> FileDigest:
-    """Of a file with these contents."""
+    """Return size and CRC-32C of a file with these contents."""
     return len(content), _native.crc32c(content)
 
 
 def digest_of(
     directory: Directory, name: str, moved: Callable[[int], None] | None = None
 ) -> FileDigest | None:
-    """Size and CRC-32C of a file as it is now; None when there is none.
+    """Return size and CRC-32C of a file, or None if it does not exist.
 
-    `moved` is called with the bytes of every piece, and may raise to stop.
+    Call `moved` with the number of bytes of every piece read; it may raise to stop.
     """
     try:
         file = directory.open(name)
@@ -66,7 +68,7 @@ class SegmentDigest(NamedTuple):
     """Sizes and checksums of a sealed segment's files."""
 
     log: FileDigest
-    indexes: dict[str, FileDigest]  # by suffix; one that is not in it was not there
+    indexes: dict[str, FileDigest]  # by suffix; a file without an entry did not exist
 
     @classmethod
     def of(
@@ -76,7 +78,10 @@ class SegmentDigest(NamedTuple):
         log: FileDigest | None = None,
         moved: Callable[[int], None] | None = None,
     ) -> SegmentDigest | None:
-        """Of the files as they are now; None when there is no log.  `log` is taken when known."""
+        """Return the digest of the present files, or None if the .log file does not exist.
+
+        If `log` is given, it is used instead of reading the .log file.
+        """
         log = log or digest_of(directory, segment_name(base_offset, ".log"), moved)
         if log is None:
             return None
@@ -92,13 +97,13 @@ class SegmentDigest(NamedTuple):
         return with_checksum(body)
 
     def write(self, directory: Directory, base_offset: int) -> None:
-        """Leave it beside the segment.  Not synced: one that a power cut tears says nothing."""
+        """Write the .sum file.  Not synced: a torn file counts as missing."""
         name = segment_name(base_offset, DIGEST_SUFFIX)
         directory.replace(name, self.encode(), sync=False)
 
     @classmethod
     def read(cls, directory: Directory, base_offset: int) -> SegmentDigest | None:
-        """The digest; None when there is none.  Raises DamagedDigestError."""
+        """Return the digest, or None if there is none; raise DamagedDigestError."""
         try:
             content = directory.read(segment_name(base_offset, DIGEST_SUFFIX), 4096)
         except FileNotFoundError:
@@ -115,19 +120,19 @@ class SegmentDigest(NamedTuple):
         except MISREAD as error:
             raise DamagedDigestError(f"{type(error).__name__}: {error}") from None
         if not set(files) <= set(INDEXES):
-            raise DamagedDigestError(f"it speaks of {sorted(files)}")
+            raise DamagedDigestError(f"it has entries for unknown files: {sorted(files)}")
         return cls(log, files)
 
     @classmethod
     def known(cls, directory: Directory, base_offset: int) -> SegmentDigest | None:
-        """The digest if there is one that can be read."""
+        """Return the digest, or None if it is missing or damaged."""
         with contextlib.suppress(DamagedDigestError):
             return cls.read(directory, base_offset)
         return None
 
     @staticmethod
     def remove(directory: Directory, base_offset: int) -> None:
-        """Before a file that it speaks of changes."""
+        """Remove the .sum file.  Call this before one of the segment's files changes."""
         directory.unlink(segment_name(base_offset, DIGEST_SUFFIX))
 
 

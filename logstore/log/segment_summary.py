@@ -1,7 +1,11 @@
-"""SegmentSummary: what Kafka's files do not tell of a segment, in a side file that Kafka ignores.
+"""SegmentSummary: facts that Kafka's files do not hold, in a side file that Kafka ignores.
 
-A hint like an index: it speaks for a .log file of exactly that many bytes, and for any other it is
-silent.  What compaction or a cut leaves in a file of the same name and size is still no older.
+``<base offset>.summary`` holds the least timestamp of a segment, and size and CRC-32C of its
+.txnindex file.
+
+Invariant: the summary is a hint, like an index.  It is used only if the .log file has exactly
+`size_bytes` bytes.  A compaction or a truncation may leave other records in a file of that name and
+size, but it only removes records: none is older than `min_timestamp`.
 """
 
 from __future__ import annotations
@@ -17,20 +21,20 @@ from logstore.log.segment_digest import FileDigest, SegmentDigest
 
 __all__ = ["NO_TIME", "UNKNOWN_TIME", "SegmentSummary", "noted_transactions"]
 
-NO_TIME = INT64_MAX  # there is no record yet: the next one's is the least
-UNKNOWN_TIME = -INT64_MAX - 1
+NO_TIME = INT64_MAX  # the segment has no record: the time of the first one is lower
+UNKNOWN_TIME = -INT64_MAX - 1  # there may be older records: no time is known to be the least
 
 _SUFFIX = ".summary"
 
 
 class SegmentSummary(NamedTuple):
-    size_bytes: int
+    size_bytes: int  # of the .log file
     min_timestamp: int  # no record is older
     # Size and CRC-32C of the .txnindex file, which has no checksum; (0, 0): there is none.
     aborted: tuple[int, int] | None = None
 
     def write(self, directory: Directory, base_offset: int) -> None:
-        """Leave it beside the segment, unless there is nothing to tell."""
+        """Write the .summary file, not synced, unless it would hold neither fact."""
         if UNKNOWN_TIME < self.min_timestamp < NO_TIME or self.aborted not in (None, (0, 0)):
             body = json.dumps(self._asdict(), separators=(",", ":")).encode()
             content = with_checksum(body)
@@ -38,7 +42,10 @@ class SegmentSummary(NamedTuple):
 
     @classmethod
     def read(cls, directory: Directory, base_offset: int, size_bytes: int) -> SegmentSummary | None:
-        """What is known of a segment of so many bytes; None when that is nothing."""
+        """Return the summary of a segment of `size_bytes` bytes.
+
+        Return None if it is missing, damaged, or of a .log file of another size.
+        """
         try:
             content = directory.read(segment_name(base_offset, _SUFFIX), 4096)
             fields = json.loads(without_checksum(content))
@@ -55,7 +62,7 @@ class SegmentSummary(NamedTuple):
 
     @classmethod
     def read_min(cls, directory: Directory, base_offset: int, size_bytes: int) -> int:
-        """The least time in the first `size_bytes` of a segment, UNKNOWN_TIME or NO_TIME."""
+        """Return the least timestamp in a segment of `size_bytes`, UNKNOWN_TIME or NO_TIME."""
         if size_bytes == 0:
             return NO_TIME
         found = cls.read(directory, base_offset, size_bytes)
@@ -66,10 +73,10 @@ class SegmentSummary(NamedTuple):
 def noted_transactions(
     directory: Directory, base_offset: int, size_bytes: int
 ) -> FileDigest | None:
-    """Return size and checksum of the .txnindex file when the segment was sealed.
+    """Return size and CRC-32C that the .txnindex file had at the last roll or close.
 
-    None: neither the summary nor the digest of a segment of `size_bytes` has them.  Kafka's file
-    has no checksum: then it is used as it is.
+    Return None if neither the summary nor the digest of a segment of `size_bytes` has them.  The
+    file, which has no checksum of its own, is then used unchecked.
     """
     summary = SegmentSummary.read(directory, base_offset, size_bytes)
     if summary is not None and summary.aborted is not None:

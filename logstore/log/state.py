@@ -1,11 +1,13 @@
-"""Small files beside the log: the partition's own state, the durable mark, Kafka's text files.
+"""The small files of a partition directory that Kafka ignores.
 
-``logstore.state``, ``logstore.durable``, ``logstore.cleaner`` and ``logstore.start`` are ours, and
-Kafka ignores them.  The first is replaced atomically and says how the log was left; the second is
-overwritten in place after every fsync and says how much of the log is known to be on stable
-storage; the third says how far compaction got; the fourth repeats where the log starts.  All are
-checksummed, and only ever claim what was true before they were written: one that is missing, torn
-or stale costs a longer recovery, never a record.
+    logstore.state    PartitionState: how the log was left; replaced atomically
+    logstore.durable  DurableMark: the offset below which the log is durable; overwritten in place
+                      after an fsync
+    logstore.cleaner  CleanerCheckpoint: the offset up to which the log is compacted
+    logstore.start    StartMark: a copy of the start offset
+
+Invariant: each file has a checksum, and holds only what was true before it was written.  So a file
+that is missing, torn or stale makes the next recovery longer, and never loses a record.
 """
 
 from __future__ import annotations
@@ -29,30 +31,33 @@ log = logging.getLogger("logstore.checkpoint")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """How a partition was left.  `clean` speaks only for a directory that still looks the same."""
+    """How a partition was left.
 
-    clean: bool
-    version: int  # moves when the log changed by more than an append: readers start over
-    boot: str  # the machine's boot in which it was last opened for writing
+    `clean` counts only if the directory still has the segments and sizes that the state lists.
+    """
+
+    clean: bool  # the log was closed: no recovery is needed
+    version: int  # incremented if the log changes by more than an append: readers load it again
+    boot: str  # boot id of the machine when the partition was last opened for writing
     recovery_point: int  # everything below this offset was durable and checked
     start_offset: int
     end_offset: int
-    dense_from: int  # no offset at or above this is missing, unless by damage
+    dense_from: int  # every offset >= this exists unless the log is corrupt
     segments: int
     active_base: int
     active_bytes: int
     active_indexes_crc: int
     first_timestamp: int  # of the active segment, for rolling by time
-    leader_epoch: int = 0  # the last that was begun here, even if a cut took its records
-    aborts: int = -1  # which segments list aborted transactions: see `lists_of_aborts`
-    cuts: int = 0  # truncations so far
+    leader_epoch: int = 0  # the latest that began here, even if its records were truncated
+    aborts: int = -1  # checksum of the list of .txnindex files: see `lists_of_aborts`
+    cuts: int = 0  # number of truncations
     cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
 
     NAME = "logstore.state"
 
     @classmethod
     def of_new(cls) -> PartitionState:
-        """Of a partition that is made complete, with an empty segment at offset 0."""
+        """Return the state of a new partition, which has one empty segment at offset 0."""
         return cls(
             clean=True,
             version=0,
@@ -70,7 +75,7 @@ class PartitionState:
         )
 
     def encode(self) -> bytes:
-        # By hand: dataclasses.asdict copies deeply, and takes longer than opening the file.
+        # Not dataclasses.asdict: its deep copy takes longer than opening the file.
         fields = {name: getattr(self, name) for name in self.__slots__}
         return with_checksum(json.dumps(fields, separators=(",", ":")).encode())
 
@@ -79,7 +84,7 @@ class PartitionState:
 
     @classmethod
     def read(cls, directory: Directory) -> PartitionState | None:
-        """The state, or None when there is none that can be trusted."""
+        """Return the state, or None if the file is missing, damaged or not plausible."""
         try:
             content = directory.read(cls.NAME, 65536)
         except FileNotFoundError:
@@ -93,7 +98,7 @@ class PartitionState:
         return state if state._is_plausible() else None
 
     def _is_plausible(self) -> bool:
-        """A right checksum says who wrote it, not that it makes sense."""
+        """Return whether types and ranges are right; a valid checksum does not ensure that."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         clean, boot, cut_offsets = (values.pop(n) for n in ("clean", "boot", "cut_offsets"))
         numbers = (*values.values(), *cut_offsets)
@@ -113,10 +118,10 @@ def lists_of_aborts(
     recovery_point: int,
     clean: bool,
 ) -> int:
-    """A checksum over which segments have a .txnindex, as far as these were durable.
+    """Return a checksum of the bases of the segments with a durable .txnindex file.
 
-    `spans` are (base offset, base of the next) of all segments.  Most have no such file, and a lost
-    one would look the same.
+    Most segments have no such file, so a lost one would not be noticed without this.  `spans` are
+    (base offset, base offset of the next segment) of all segments; None for the last.
     """
     bases = [
         base
@@ -127,7 +132,11 @@ def lists_of_aborts(
 
 
 class DurableMark:
-    """The offset below which all is known to be durable, kept in one small file."""
+    """The offset below which the log is durable, in one small file that stays open.
+
+    The file is 12 bytes: the offset and its CRC-32C, big-endian.  A torn write fails the checksum,
+    and the mark then counts as missing.
+    """
 
     NAME = "logstore.durable"
     _LAYOUT = struct.Struct(">qI")
@@ -136,7 +145,11 @@ class DurableMark:
         self._file = directory.open(self.NAME, write=True, create=True)
 
     def write(self, offset: int, *, sync: bool = False) -> None:
-        """Call only after the fsync that makes it true.  Itself needs none, unless it goes down."""
+        """Overwrite the mark.  Call this only after the fsync of the log up to `offset`.
+
+        An old mark is still true after an append, so the write is not synced.  Before the log is
+        truncated below the mark, the caller lowers it with `sync`.
+        """
         packed = struct.pack(">q", offset)
         self._file.pwrite(packed + struct.pack(">I", _native.crc32c(packed)), 0)
         if sync:
@@ -147,7 +160,7 @@ class DurableMark:
 
     @classmethod
     def read(cls, directory: Directory) -> int:
-        """The recorded offset, or -1 when there is none that can be trusted."""
+        """Return the offset, or -1 if the file is missing or damaged."""
         with contextlib.suppress(FileNotFoundError, struct.error):
             content = directory.read(cls.NAME, 64)
             offset, checksum = cls._LAYOUT.unpack(content)
@@ -157,7 +170,7 @@ class DurableMark:
 
 
 class _OffsetFile:
-    """One offset behind its checksum, in a small file that is replaced atomically."""
+    """One offset with a checksum, in a small file that is replaced atomically."""
 
     NAME: ClassVar[str]
 
@@ -168,32 +181,27 @@ class _OffsetFile:
 
     @classmethod
     def read(cls, directory: Directory) -> int:
-        """The recorded offset, or -1 when there is none that can be trusted."""
+        """Return the offset, or -1 if the file is missing or damaged."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int(without_checksum(directory.read(cls.NAME, 64)))
         return -1
 
 
 class StartMark(_OffsetFile):
-    """The start offset once more, where it lies inside a segment and no file name tells it.
+    """A copy of the start offset, for a start offset that is inside a segment.
 
-    Without it, a damaged state file would bring records back that were trimmed.
+    No file name holds such an offset.  Without the copy, damage of the state file would make
+    deleted records readable again.
     """
 
     NAME = "logstore.start"
 
 
 class CleanerCheckpoint(_OffsetFile):
-    """The first offset that has not been through compaction, kept in one small file.
+    """The first offset that no compaction has read.
 
-    A value that is too low, or missing, costs a longer compaction, never a record.  A broker keeps
-    the same number in a file beside its partitions; a partition that stands alone keeps its own.
+    A value that is too low or missing makes the next compaction longer, and never loses a record.
+    A broker keeps the number in one file for all of its partitions; here each partition has a file.
     """
 
     NAME = "logstore.cleaner"
-
-
-# ---- offsets of many partitions, at the root of a store ----
-
-
-# ---- the identity of a topic, in each of its partitions ----

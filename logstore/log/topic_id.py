@@ -1,4 +1,7 @@
-"""Topic ids: the uuid of a topic, in the partition.metadata file of each of its partitions."""
+"""Topic ids: the uuid of a topic, in the partition.metadata file of each of its partitions.
+
+The file is Kafka's, byte for byte: a broker that reads the directory finds its topic by the id.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,29 @@ PARTITION_METADATA = "partition.metadata"
 
 
 def uuid_text(number: uuid.UUID) -> str:
-    """Kafka's spelling: URL-safe base64 of the 16 bytes, without padding."""
+    """Return Kafka's text of an id: URL-safe base64 of the 16 bytes, without padding."""
     return base64.urlsafe_b64encode(number.bytes).rstrip(b"=").decode()
 
 
 def parse_uuid(text: str) -> uuid.UUID:
-    """The reverse of `uuid_text`; ValueError for anything else."""
+    """Return the id that `uuid_text` wrote; raise ValueError for any other text."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
         raise ValueError(f"{text!r} is not an id: 22 characters of base64")
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
 def new_uuid() -> uuid.UUID:
-    """A random id; as in Kafka its text never starts with a dash."""
+    """Return a random id.  As in Kafka, its text never starts with a dash."""
     while uuid_text(number := uuid.uuid4()).startswith("-"):
         pass
     return number
 
 
 def read_topic_id(directory: Directory) -> uuid.UUID | None:
-    """The id of the topic that a partition directory belongs to; None when it has none."""
+    """Return the topic id of a partition directory, or None if it has no such file.
+
+    Raise NotALogError if the file cannot be parsed.
+    """
     try:
         text = directory.read(PARTITION_METADATA, 4096).decode("utf-8", "replace")
     except FileNotFoundError:
@@ -53,5 +59,5 @@ def read_topic_id(directory: Directory) -> uuid.UUID | None:
 
 
 def topic_id_text(number: uuid.UUID) -> bytes:
-    """Two lines, no newline behind the second: as a broker writes it."""
+    """Return the contents of the file: two lines, no newline after the second, as in Kafka."""
     return f"version: 0\ntopic_id: {uuid_text(number)}".encode()

@@ -255,7 +255,7 @@ def test_a_decision_names_the_leap_that_saved_a_segment() -> None:
     )
     assert not decision.delete
     assert f"the clock leapt {9 * DAY} ms ahead" in decision.reason
-    assert "pass now= to believe it" in decision.reason
+    assert "pass now= to use its time" in decision.reason
 
 
 def test_a_timestamp_that_is_no_plausible_time_counts_as_none() -> None:
@@ -276,7 +276,7 @@ def test_a_timestamp_that_is_no_plausible_time_counts_as_none() -> None:
 
 def test_a_time_in_the_future_is_kept_and_named() -> None:
     (decision,) = RetentionPolicy(max_age_ms=DAY).plan(facts((5, 100, NOW + 5 * DAY)), NOW)
-    assert f"lies {5 * DAY} ms in the future" in decision.reason
+    assert f"is {5 * DAY} ms in the future" in decision.reason
     assert decision.eligible_at_ms == NOW + 6 * DAY + 1
 
 

@@ -1,4 +1,7 @@
-"""The boot id: tells a killed process from a machine that was restarted."""
+"""The boot id: distinguishes a killed process from a machine that was restarted.
+
+After a kill the page cache still holds every write; after a restart only synced writes are left.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import functools
 __all__ = ["boot_id"]
 
 
-boot_override: str | None = None  # a test that simulates power cuts names another boot
+boot_override: str | None = None  # set by tests that simulate a power loss
 
 
 def boot_id() -> str:
-    """Names the current boot of the machine; empty where that cannot be told."""
+    """Return the id of the machine's current boot; empty if the system has none (macOS)."""
     return _boot_id() if boot_override is None else boot_override
 
 

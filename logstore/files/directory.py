@@ -1,7 +1,8 @@
-"""Files of a partition: their names, an open directory, atomic replacement, the lock.
+"""Directory: an open directory, and every access to the files in it.
 
-Everything inside a directory is reached through its descriptor and never through a symbolic link,
-so that nothing outside can be touched by planting one.  Files are created 0600, directories 0700.
+Invariant: a file is opened by its name relative to the directory's descriptor, and never through a
+symbolic link.  So a link that is planted in the directory cannot redirect a read or a write.  Files
+are created with mode 0600, directories with 0700.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Directory"]
 
 T = TypeVar("T")
 
-NO_DIRECTORY = -1  # to the native functions: the name is a path of the user's own
+NO_DIRECTORY = -1  # for the native functions: the name is a path, relative to the process
 
 
 def _exists(path: Path) -> bool:
@@ -32,7 +33,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-# What opening gives where something else has the name of a file: see native/core/io.h.
+# The errno of an open if the name belongs to something other than a file: see native/core/io.h.
 _NOT_REGULAR = {
     errno.ELOOP: "not a regular file but a symbolic link",
     errno.EISDIR: "not a regular file but a directory",
@@ -41,40 +42,41 @@ _NOT_REGULAR = {
 
 
 def is_wrong_type(error: OSError) -> bool:
-    """Whether it means that something else has the name of a file."""
+    """Return whether `error` means that the name does not belong to a regular file."""
     return error.errno in _NOT_REGULAR
 
 
 def _with_type(error: OSError, path: str) -> OSError:
-    """Return `error`, in words of its own if it means that `path` is not a regular file."""
+    """Return `error`, with a clearer text if it means that `path` is not a regular file."""
     text = _NOT_REGULAR.get(error.errno or 0)
     return error if text is None else OSError(error.errno, text, path)
 
 
 class Room(Protocol):
-    """Where space for a small file comes from when the disk is full: see logstore.reserve."""
+    """The reserve of disk space, as Directory uses it: see `disk_reserve.Reserve`."""
 
     short: bool
 
     def make_room(self) -> bool:
-        """Free some space; False when that is not possible."""
+        """Free some space; return False if there is none left to free."""
 
     def require(self, needed_bytes: int = 0) -> None:
-        """Raise DiskFullError while records are not welcome."""
+        """Raise DiskFullError while appends are refused, because the reserve is not full."""
 
     def restore(self) -> None:
-        """Something was freed."""
+        """Fill the reserve again.  Called after files were deleted."""
 
     @property
     def reclaimable(self) -> Callable[[], int] | None:
-        """How many bytes retention could free."""
+        """Return a function that returns how many bytes retention could free."""
 
 
 class Directory(_native.OpenDirectory):
-    """An open directory.  `path` is for messages only; access goes through the descriptor.
+    """An open directory.  `path` is used in messages only; every access uses the descriptor.
 
-    ``with directory as fd`` keeps the descriptor open for the block: another thread's close takes
-    effect behind it, so that no number is used that may mean another directory by then.
+    ``with directory as fd`` pins the descriptor for the block: if another thread calls `close`, the
+    descriptor is closed after the block.  So the number cannot be reused for another file while it
+    is in use.
     """
 
     def __init__(
@@ -84,19 +86,24 @@ class Directory(_native.OpenDirectory):
         create: bool = False,
         root: Directory | None = None,
     ) -> None:
-        """`root` is the open directory right above, when what is inside that is wanted."""
-        # Held to open a segment's file and note it down, and while a segment is cut.
+        """Open a directory; with `create`, make it and its missing parents.
+
+        If `root`, the open parent directory, is given, the directory is opened relative to it.
+        """
+        # Held while a segment opens its file and keeps it, and while a segment is truncated: no
+        # descriptor that was opened before a truncation is kept after it.
         self.opening = threading.RLock()
         self.path = Path(path)
         self.room: Room | None = root.room if root is not None else None
-        # Closes what is idle when descriptors run out; False when there is nothing more to close.
+        # Called if the process runs out of descriptors: closes some that are idle, or returns
+        # False if there are none.
         self.close_idle: Callable[[], bool] | None = root.close_idle if root is not None else None
-        self._text = str(self.path)  # joining paths costs more than opening files
+        self._text = str(self.path)  # joining Path objects is slower than opening a file
         if create and not _exists(self.path):
             self._create()
         try:
             if root is None:
-                # The directory itself may be reached through a link; what is inside may not.
+                # The path of the directory itself may contain links; names inside it may not.
                 self._open(NO_DIRECTORY, self._text)
             else:
                 self._with_descriptor(lambda: self._open_below(root))
@@ -108,7 +115,7 @@ class Directory(_native.OpenDirectory):
             self._open(above, self.path.name)
 
     def _with_descriptor(self, act: Callable[[], T]) -> T:
-        """Do something that opens a file; when descriptors run out, idle ones are closed first."""
+        """Call `act`, which opens a file; if descriptors run out, close idle ones and try again."""
         while True:
             try:
                 return act()
@@ -119,13 +126,14 @@ class Directory(_native.OpenDirectory):
                     raise
 
     def below(self, name: str) -> Directory:
-        """A directory in this one, wherever the process has gone since this was opened."""
+        """Open a directory in this one.  A chdir of the process has no effect on it."""
         return Directory(f"{self._text}/{name}", root=self)
 
     def _create(self) -> None:
         missing = [self.path]
         while not _exists(missing[-1].parent):
             missing.append(missing[-1].parent)
+        # Parents first.  Each new name is synced in its parent before the next is made.
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 _native.make_directory(NO_DIRECTORY, str(path))
@@ -139,7 +147,7 @@ class Directory(_native.OpenDirectory):
         return self._with_descriptor(lambda: self._list(directories_only=False))
 
     def directories(self) -> list[str]:
-        """Names of what is a directory in this one; a link is not."""
+        """Return the names of the directories in this one, without symbolic links."""
         return self._with_descriptor(lambda: self._list(directories_only=True))
 
     def _list(self, *, directories_only: bool) -> list[str]:
@@ -151,12 +159,12 @@ class Directory(_native.OpenDirectory):
             _native.make_directory(fd, name)
 
     def remove_directory(self, name: str) -> None:
-        """Remove an empty directory."""
+        """Remove an empty directory, if it exists."""
         with contextlib.suppress(FileNotFoundError), self as fd:
             _native.remove_directory(fd, name)
 
     def size(self, name: str) -> int:
-        """Size of a regular file; a link or anything else is refused."""
+        """Return the size of a regular file; raise NotALogError for anything else."""
         with self as fd:
             regular, _, size, _, _ = _native.stat(fd, name)
         if not regular:
@@ -164,7 +172,7 @@ class Directory(_native.OpenDirectory):
         return size
 
     def times_ns(self, name: str = "") -> tuple[int, int]:
-        """When a file, or the directory itself, was last read and last changed."""
+        """Return access and modification time of a file, or of the directory itself."""
         with self as fd:
             _, _, _, accessed, modified = _native.stat(fd, name)
         return accessed, modified
@@ -174,12 +182,12 @@ class Directory(_native.OpenDirectory):
             _native.set_times(fd, name, *times)
 
     def is_regular(self, name: str) -> bool:
-        """Whether it is a file, and no link, directory or anything else."""
+        """Return whether the name is a regular file, and no link, directory or device."""
         with self as fd:
             return bool(_native.stat(fd, name)[0])
 
     def modified_ms(self, name: str) -> int:
-        """When a file was last written to."""
+        """Return the modification time of a file in milliseconds."""
         return self.times_ns(name)[1] // 1_000_000
 
     def exists(self, name: str) -> bool:
@@ -205,7 +213,7 @@ class Directory(_native.OpenDirectory):
             raise _with_type(error, path) from None
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
-        """The contents of a small file: without the window that a `_native.File` reads through."""
+        """Return the contents of a small file.  Faster than `open`, which allocates a buffer."""
         path = f"{self._text}/{name}"
 
         def act() -> bytes:
@@ -218,7 +226,10 @@ class Directory(_native.OpenDirectory):
             raise _with_type(error, path) from None
 
     def with_room(self, act: Callable[[], T]) -> T:
-        """Do something small that may be repeated; on a full disk, with the reserve's help."""
+        """Call `act`; while the disk is full, free a piece of the reserve and call it again.
+
+        `act` must need little space, and must be safe to repeat.
+        """
         while True:
             try:
                 return act()
@@ -227,9 +238,10 @@ class Directory(_native.OpenDirectory):
                     raise
 
     def write(self, name: str, data: bytes, *, sync: bool) -> None:
-        """Replace a file's contents in place: for hints that recovery can rebuild.
+        """Overwrite a file in place: only for hints that recovery can rebuild.
 
-        The reserve is not for these: on a full disk it is better to do without.
+        A crash may leave a mix of old and new bytes.  The reserve is not used for them: on a full
+        disk the write fails.
         """
         file = self.open(name, write=True, create=True)
         try:
@@ -243,10 +255,12 @@ class Directory(_native.OpenDirectory):
             file.close()
 
     def replace(self, name: str, data: bytes, *, sync: bool = True) -> None:
-        """Replace a file atomically: after a crash it is the old one or the new one, whole."""
+        """Replace a file atomically: after a crash it has the old or the new contents."""
         self.with_room(lambda: self._replace(name, data, sync))
 
     def _replace(self, name: str, data: bytes, sync: bool) -> None:
+        # Order: sync the bytes, rename, sync the directory.  If the rename reached the disk before
+        # the bytes, a power loss would leave an empty file under the final name.
         temporary = f"{name}.{os.getpid()}.tmp"
         self.unlink(temporary)
         file = self.open(temporary, write=True, create=True, exclusive=True)

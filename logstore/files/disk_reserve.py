@@ -1,14 +1,14 @@
-"""Reserve: room on the disk that is kept for getting out of a full one.
+"""Reserve: disk space for the small writes that a full disk must not stop.
 
-``logstore.reserve`` holds nothing but allocated blocks.  Deleting, closing and recovering need a
-few of them (a state file, a checkpoint, a plan); when the disk has none left, the reserve gives
-some of its own, piece by piece, to whoever asks through `Directory.room`.  Appends never ask: they
-get DiskFullError, and while the reserve is short most of them get it even before the disk is full
-again, so that what was freed is not eaten by the next record.  It is filled up as soon as there is
-space.
+``logstore.reserve`` is a file of allocated blocks without contents.  Retention, close and recovery
+write small files (a state, a checkpoint, a plan).  If the disk is full, `Directory.with_room`
+truncates the reserve by one piece and repeats the write.
 
-Invariant: nothing depends on the file.  Missing, short or of another size, it is made again at the
-next open for writing, or never, if the disk stays full.
+Appends do not use the reserve: they raise DiskFullError.  While the reserve is short, most appends
+raise it even if the disk has space again: the space first fills the reserve.
+
+Invariant: no file depends on the reserve.  If it is missing, short or of another size, the next
+open for writing makes it again; if the disk is full, logstore works without it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ PIECE_BYTES = 64 << 10
 
 
 class Reserve:
-    """The reserve of one directory and of those below it.  Threads share it."""
+    """The reserve of one directory and of those below it.  A lock makes it thread-safe."""
 
     def __init__(self, directory: Directory, size_bytes: int) -> None:
-        self._owner = weakref.ref(directory)  # which has us: a dropped one goes at once
+        # Weak, because the directory refers to the reserve: without a cycle, a directory that is
+        # no longer used is closed at once.
+        self._owner = weakref.ref(directory)
         self._size_bytes = size_bytes
-        self._left = 0
-        self._shut = 0
+        self._left = 0  # bytes that the file still has
+        self._shut = 0  # number of `shut` blocks that are active
         self._lock = threading.Lock()
-        self.short = False  # some of it was given away
-        # How many bytes retention could free; a store knows.
+        self.short = False  # the file is smaller than `_size_bytes`
+        # Returns how many bytes retention could free.  Set by a store.
         self.reclaimable: Callable[[], int] | None = None
 
     @property
@@ -54,7 +56,7 @@ class Reserve:
         return directory
 
     def fill(self) -> bool:
-        """Make it whole, or again what it was; False when the disk has no room for it."""
+        """Allocate the whole reserve; return False if the disk has no space for it."""
         with self._lock:
             if self._size_bytes == 0:
                 return True
@@ -62,7 +64,7 @@ class Reserve:
                 self._allocate()
             except OSError as error:
                 if is_wrong_type(error):
-                    raise  # space would not help
+                    raise  # the name is not a file: free space would not help
                 if not self.short:
                     log.warning(
                         "%s: no reserve could be made: %s", self._directory.path, str(error)
@@ -83,16 +85,16 @@ class Reserve:
                     file.allocate(size, self._size_bytes - size)
                 except DiskFullError:
                     file.truncate(size)
-                    self._left = size  # what an earlier handle has left of it
+                    self._left = size  # an earlier handle left this much
                     raise
-                except OSError:  # a file system that cannot: bytes do the same
+                except OSError:  # the file system has no fallocate: write zeros
                     file.append_at(bytes(self._size_bytes - size), size)
             self._left = self._size_bytes
         finally:
             file.close()
 
     def make_room(self) -> bool:
-        """Give a piece away; False when there is none left."""
+        """Free one piece of the reserve; return False if none is left or `shut` is active."""
         with self._lock:
             if self._left == 0 or self._shut:
                 return False
@@ -110,7 +112,10 @@ class Reserve:
 
     @contextlib.contextmanager
     def shut(self) -> Iterator[None]:
-        """For what is no way out of a full disk: nothing is given away meanwhile."""
+        """Keep the reserve during the block, for work that does not free space.
+
+        Raise DiskFullError at once if the reserve is short and cannot be filled.
+        """
         self.require()
         self._shut += 1
         try:
@@ -119,7 +124,7 @@ class Reserve:
             self._shut -= 1
 
     def require(self, needed_bytes: int = 0) -> None:
-        """Raise DiskFullError while it is short and cannot be filled."""
+        """Raise DiskFullError if the reserve is short and cannot be filled."""
         if self.short and not self.fill():
             error = DiskFullError(
                 28, "No space left on device (the reserve is in use)", str(self._directory.path)
@@ -128,13 +133,13 @@ class Reserve:
             raise error
 
     def restore(self) -> None:
-        """Something was freed: fill it up, if it is short."""
+        """Fill the reserve if it is short.  Called after files were deleted."""
         if self.short:
             self.fill()
 
 
 def free_bytes(directory: Directory) -> int:
-    """What the file system has left for us."""
+    """Return the free bytes of the file system that an unprivileged process may use."""
     with directory as fd:
         status = os.fstatvfs(fd)
     return status.f_bavail * status.f_frsize

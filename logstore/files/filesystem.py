@@ -1,9 +1,9 @@
-"""Which file systems a log may be written on.
+"""require_safe: which file systems a log may be written on.
 
-On a network or user-space file system locks, renames and fsync mean less than they say: a log there
-is refused, unless its owner asks for it (``allow_unsafe_fs=True``, or LOGSTORE_ALLOW_UNSAFE_FS=1 in
-the environment).  One that lives in memory is mentioned in the log once: it survives nothing.
-Readers are welcome anywhere.
+On a network or user-space file system, locks may not exclude another machine, a rename may not be
+atomic and an fsync may not reach stable storage.  Opening a log for writing there raises an error,
+unless the caller passes ``allow_unsafe_fs=True`` or sets LOGSTORE_ALLOW_UNSAFE_FS=1 in the
+environment.  A file system in memory is allowed, with one warning.  Readers are not checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _mentioned: set[str] = set()
 
 
 def require_safe(directory: Directory, *, allow_unsafe: bool) -> None:
-    """Raise UnsafeFileSystemError for a directory on a file system that cannot keep a promise."""
+    """Raise UnsafeFileSystemError if the directory is on an unsafe file system."""
     with directory as fd:
         name = _native.filesystem_name(fd)
     if name in UNSAFE and not allow_unsafe and os.environ.get(VARIABLE, "") not in ("1", "true"):
@@ -35,4 +35,4 @@ def require_safe(directory: Directory, *, allow_unsafe: bool) -> None:
     if (name in IN_MEMORY or name in UNSAFE) and name not in _mentioned:
         _mentioned.add(name)
         what = "survives no restart" if name in IN_MEMORY else "may break durability and locks"
-        log.warning("%s lies on %s, which %s", directory.path, name, what)
+        log.warning("%s is on %s, which %s", directory.path, name, what)

@@ -1,4 +1,10 @@
-"""DirectoryLock: the right of one process to write in a directory, held on its .lock file."""
+"""DirectoryLock: makes one process the only writer of a directory, by a lock on its .lock file.
+
+Invariant: the kernel holds the lock for an open file, so the lock ends with its process.  The text
+in the .lock file (pid and boot id) is used in error messages only.
+
+Readers take no lock.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +23,8 @@ from logstore.files.directory import Directory
 __all__ = ["DirectoryLock"]
 
 
-# F_OFD_SETLK: the lock belongs to the open file, not to the process.  It conflicts with the lock
-# of a Java broker and with a second open in this process, and does not vanish when unrelated code
+# F_OFD_SETLK: the lock belongs to the open file description, not to the process.  It conflicts with
+# the lock of a Java broker and with a second open in this process.  It stays if unrelated code
 # closes another descriptor of the same file.
 _OFD_SETLK = getattr(fcntl, "F_OFD_SETLK", None)
 
@@ -46,13 +52,13 @@ def _give_lock_back(fd: int) -> None:
 
 
 class DirectoryLock:
-    """The right to write in a directory, held on its ``.lock`` file until released.
+    """An exclusive lock on the ``.lock`` file of a directory, held until `release`.
 
-    The lock of a partition also takes part in the lock of its parent, when there is one: shared, so
-    that several partitions can be open at once, yet a broker or store that owns the whole
-    directory is kept out.  `under_parent` is called with the parent while that lock is held.
-    ``root=True`` is the lock of such a store: it alone may write anywhere below, and `created` is
-    True if there was no lock file before.
+    The lock of a partition also takes a shared lock on the ``.lock`` file of the parent directory,
+    if there is one.  So several partitions can be open at once, but no store or broker can lock the
+    parent at the same time.  `under_parent` is called with the parent while that lock is held.
+    ``root=True`` makes the lock of a store: its holder alone may write in the directory and in all
+    partitions below it.  `created` is True if there was no lock file before.
     """
 
     NAME = ".lock"
@@ -65,13 +71,13 @@ class DirectoryLock:
         under_parent: Callable[[Directory], None] = lambda parent: None,
     ) -> None:
         self._files: list[_native.File] = []
-        self._named = False  # whether the first of them says whose lock it is
+        self._named = False  # whether the first of them holds our pid
         self._pid = os.getpid()
-        self._root: DirectoryLock | None = None  # kept alive by those who share it
+        self._root: DirectoryLock | None = None  # a shared lock keeps the store's lock alive
         self.created = root and not directory.exists(self.NAME)
         try:
             file = self._acquire(directory, fcntl.F_WRLCK, create=True)
-            with contextlib.suppress(OSError):  # for messages only: a full disk may refuse it
+            with contextlib.suppress(OSError):  # for messages only: may fail on a full disk
                 file.truncate(0)
                 file.append_at(f"{os.getpid()} {boot_id()}\n".encode(), 0)
                 self._named = True
@@ -91,14 +97,20 @@ class DirectoryLock:
             parent.close()
 
     def share(self) -> DirectoryLock:
-        """For a partition below the root that this lock is for: the root's lock serves it, too."""
+        """Return a lock for a partition below this root: the root's lock covers it.
+
+        The new lock holds no file of its own, and keeps the root's lock alive.
+        """
         shared = DirectoryLock.__new__(DirectoryLock)
         shared._files, shared._named, shared._root, shared.created = [], False, self, False
         shared._pid = self._pid
         return shared
 
     def check_free(self, directory: Directory) -> None:
-        """Raise LockedError when someone took a partition's own lock before there was a root's."""
+        """Raise LockedError if another handle holds the own lock of a partition below this root.
+
+        Such a handle opened the partition before the root had a .lock file.
+        """
         if directory.exists(self.NAME):
             shared = self.share()
             try:
@@ -115,27 +127,30 @@ class DirectoryLock:
         return file
 
     def release(self) -> None:
-        """Give the lock back: a child that was forked and did not run yet has the file open, too.
+        """Unlock and close the files.
 
-        The child itself only closes: the lock is its parent's.  The name goes first: whoever gets
-        the lock next is not taken for us until it has written its own.
+        A close alone would not unlock: a forked child may still have the file open.  In the child
+        itself this only closes, because the lock belongs to the parent.
         """
         self._root = None
         ours = self._pid == os.getpid()
-        # A file leaves the list when it is closed: after an interrupt the next call goes on.
+        # A file is removed from the list after its close: if an interrupt stops this call, the
+        # next one continues with the same file.
         while self._files:
             file = self._files[0]
             if ours and not file.closed:
                 if self._named:
+                    # Clear our pid before unlocking; otherwise LockedError would name us as the
+                    # holder until the next owner writes its pid.
                     with contextlib.suppress(OSError):
                         file.truncate(0)
-                self._named = False  # the others are of the parent
+                self._named = False  # the other files are the parent's: they hold no pid of ours
                 _give_lock_back(file.fileno())
             file.close()
             del self._files[0]
 
     def __del__(self) -> None:
-        if hasattr(self, "_files"):  # an interrupt may come before it is set
+        if hasattr(self, "_files"):  # an interrupt may stop __init__ before it is set
             self.release()
 
 
@@ -163,13 +178,16 @@ def has_writer(directory: Directory) -> bool:
 
 
 def _holder(file: _native.File) -> tuple[int | None, str]:
-    """Process and command of whoever holds a lock: the kernel knows a broker, the file us."""
+    """Return pid and command of the lock's holder.
+
+    The kernel reports the pid of a broker; for an open-file-description lock the file holds it.
+    """
     pid = -1
     if _OFD_SETLK is not None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         with contextlib.suppress(OSError):
             pid = _FLOCK.unpack(fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked))[4]
-    if pid <= 0:  # an open-file-description lock has no process
+    if pid <= 0:  # the kernel reports no pid for an open-file-description lock
         words = file.pread(256, 0).split()
         if not words or not words[0].isdigit():
             return None, ""

@@ -1,4 +1,7 @@
-"""Names: partition directories, segment files and the suffixes of their side files."""
+"""Names: partition directories, segment files and the suffixes of their side files.
+
+The names are Kafka's, except for .summary and .sum, which Kafka ignores.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,18 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".summary", ".sum")
 
+# Appended to the names above: a file that is deleted soon, one that compaction is writing, and one
+# that compaction has completed and that replaces others.
 TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
 
 
 def directory_name(path: Path) -> str:
-    """The directory's own name, also where the path is relative or ends in a dot."""
+    """Return the directory's own name, also if the path is relative or ends in a dot."""
     return path.name or path.absolute().name
 
 
 def parse_partition_name(name: str) -> tuple[str, int]:
-    """Topic and number of a directory named ``topic-N``.
+    """Return topic and number of a directory named ``topic-N``.
 
     >>> parse_partition_name("my-orders-3")
     ('my-orders', 3)
@@ -44,12 +49,12 @@ def parse_partition_name(name: str) -> tuple[str, int]:
 
 
 def segment_name(base_offset: int, suffix: str) -> str:
-    """File name of a segment's part: the base offset in 20 digits."""
+    """Return the name of a segment's file: the base offset in 20 digits, then the suffix."""
     return f"{base_offset:020d}{suffix}"
 
 
 def base_offset_of(name: str) -> int:
-    """The offset in front of the first dot of a recognised file's name."""
+    """Return the offset before the first dot of a file's name; raise NotALogError if none."""
     digits, dot, _ = name.partition(".")
     plain = dot and len(digits) <= 20 and digits.isascii() and digits.isdigit()
     if not plain or int(digits) > (1 << 63) - 1:

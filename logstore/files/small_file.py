@@ -1,4 +1,8 @@
-"""Small files with a checksum: framed once, or twice so that one copy survives a torn write."""
+"""Small files with a CRC-32C: one copy, or two so that damage of one copy loses nothing.
+
+with_checksum:  checksum in 8 hex digits, space, body, newline
+twice:          (checksum in 8 hex digits, newline, body), two times
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,18 @@ from logstore import _native
 __all__ = ["either_copy", "twice", "with_checksum", "without_checksum"]
 
 
-# What a decoder of JSON may raise when the bytes are not what was written: a value of another kind,
-# one that is missing, a number or a nesting that Python refuses.
+# What decoding JSON may raise if the bytes are damaged: a value has another type or is missing, or
+# Python refuses a number or the depth of the nesting.
 MISREAD = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 
 
 def with_checksum(body: bytes) -> bytes:
-    """The contents of a small file that tells when it is not what was written."""
+    """Return the contents of a file that holds `body` and its checksum."""
     return b"%08x %b\n" % (_native.crc32c(body), body)
 
 
 def without_checksum(content: bytes) -> bytes:
-    """What `with_checksum` was given; ValueError when it is that no more."""
+    """Return the body that `with_checksum` framed; raise ValueError if it is damaged."""
     checksum, _, body = content.rstrip(b"\n").partition(b" ")
     if int(checksum, 16) != _native.crc32c(body):
         raise ValueError("the checksum is wrong")
@@ -26,12 +30,15 @@ def without_checksum(content: bytes) -> bytes:
 
 
 def twice(body: bytes) -> bytes:
-    """The contents of a file that stays readable when a byte of it is damaged: two copies."""
+    """Return two copies of `body` with checksums: the file is readable if either is undamaged."""
     return b"%08x\n%b" % (_native.crc32c(body), body) * 2
 
 
 def either_copy(content: bytes) -> bytes | None:
-    """What `twice` was given, from whichever copy is sound; also from one that stands alone."""
+    """Return the body that `twice` framed, from the first valid copy, or None if none is.
+
+    A file of one copy is valid, too.
+    """
     half = len(content) // 2
     for copy in (content[:half], content[half:], content):
         checksum, _, body = copy.partition(b"\n")

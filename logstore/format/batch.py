@@ -1,10 +1,20 @@
-"""BatchHeader: the 61 bytes in front of every record batch, and the batches made here by hand.
+"""BatchHeader: the 61 bytes at the start of every record batch; EndMarker: a control batch.
 
-A batch is passed around as the bytes it has in the file; whoever needs to know something about one
-parses its header.  Parsing believes nothing but the bytes it was given: `split` checks that each
-batch is whole, `verify` that its checksum is right.  Records are never decoded here.
+    0 base offset i64     16 magic i8              35 max timestamp i64    57 record count i32
+    8 length i32          17 CRC-32C u32           43 producer id i64
+   12 leader epoch i32    21 attributes i16        51 producer epoch i16
+                          23 last offset delta i32 53 base sequence i32
+                          27 base timestamp i64
 
-Markers end a transaction: a control batch of one record, exactly as Kafka's coordinator writes it.
+All fields are big-endian.  The checksum covers the bytes from the attributes to the end of the
+batch: base offset and leader epoch can be changed without a new checksum.
+
+A batch is passed between functions as the bytes it has in the file, and its header is parsed where
+a field is needed.  `split` checks that each batch is whole, `verify` that its checksum is right.
+This module does not decode records, except for the one record of a marker.
+
+An EndMarker ends a transaction: a control batch of one record, byte for byte as Kafka's coordinator
+writes it.
 """
 
 from __future__ import annotations
@@ -31,14 +41,14 @@ _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 
 HEADER_BYTES = _HEADER.size
-OVERHEAD_BYTES = 12  # base offset and length: what the length does not count
+OVERHEAD_BYTES = 12  # base offset and length, which the length does not count
 AT_CRC, AT_ATTRIBUTES = 17, 21
 CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x07, 0x08, 0x10, 0x20, 0x40
 SEQUENCE_MAX = (1 << 31) - 1
 
 
 def increment_sequence(sequence: int, by: int) -> int:
-    """Sequences run from 0 to 2**31 - 1 and start again.
+    """Return the sequence `by` records later.  After 2**31 - 1 follows 0.
 
     >>> increment_sequence(2**31 - 1, 1)
     0
@@ -47,7 +57,7 @@ def increment_sequence(sequence: int, by: int) -> int:
 
 
 def decrement_sequence(sequence: int, by: int) -> int:
-    """The other way round.
+    """Return the sequence `by` records earlier.  Before 0 is 2**31 - 1.
 
     >>> decrement_sequence(0, 1) == 2**31 - 1
     True
@@ -56,7 +66,7 @@ def decrement_sequence(sequence: int, by: int) -> int:
 
 
 class BatchHeader(NamedTuple):
-    """What a record batch says about itself.  Parse one with `BatchHeader.parse`."""
+    """The fields of a record batch's header, in the order of the file."""
 
     base_offset: int
     length: int  # bytes after this field
@@ -74,9 +84,9 @@ class BatchHeader(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes | memoryview, at: int = 0) -> BatchHeader:
-        """The header that starts at byte `at`.  The batch itself may be longer than `raw`.
+        """Return the header at byte `at`.  The batch itself may be longer than `raw`.
 
-        Raises InvalidRecordError when there are too few bytes or a length is impossible,
+        Raise InvalidRecordError if there are too few bytes or a length is impossible, and
         UnsupportedFormatError for message format 0 or 1.
         """
         if len(raw) - at < HEADER_BYTES:
@@ -93,71 +103,77 @@ class BatchHeader(NamedTuple):
         if header.length < HEADER_BYTES - OVERHEAD_BYTES or header.last_offset_delta < 0:
             raise InvalidRecordError(
                 f"a batch of length {header.length} with a last offset delta of "
-                f"{header.last_offset_delta} cannot be"
+                f"{header.last_offset_delta} is impossible"
             )
         return header
 
     def pack(self) -> bytes:
-        """The 61 bytes again."""
+        """Return the 61 bytes of the header."""
         return _HEADER.pack(*self)
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole batch, header included."""
+        """Return the size of the whole batch, header included."""
         return self.length + OVERHEAD_BYTES
 
     @property
     def last_offset(self) -> int:
-        """The offset of its last record, when it was first written."""
+        """Return the offset of its last record.
+
+        Compaction may remove that record; the header then still holds its offset.
+        """
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """The first offset after it."""
+        """Return the first offset after the batch."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of its last record; -1 without sequences."""
+        """Return the sequence of its last record, or -1 if it has no sequences."""
         if self.base_sequence < 0:
             return -1
         return increment_sequence(self.base_sequence, self.last_offset_delta)
 
     @property
     def has_producer(self) -> bool:
-        """Whether a producer with an id wrote it."""
+        """Return whether a producer with an id wrote the batch."""
         return self.producer_id >= 0
 
     @property
     def codec(self) -> int:
-        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        """Return the codec: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
         return self.attributes & CODEC
 
     @property
     def log_append_time(self) -> bool:
-        """Whether the log gave the records their time."""
+        """Return whether the log set the timestamps of the records."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def transactional(self) -> bool:
-        """Whether it belongs to a transaction."""
+        """Return whether the batch belongs to a transaction."""
         return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def control(self) -> bool:
-        """Whether it is for the log itself: never shown as records."""
+        """Return whether this is a control batch.  Readers never get its records."""
         return bool(self.attributes & CONTROL)
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether the base timestamp tells when compaction may drop tombstones and markers."""
+        """Return whether the base timestamp is a delete horizon.
+
+        From that time on, compaction may remove the tombstones and markers of the batch.
+        """
         return bool(self.attributes & DELETE_HORIZON)
 
 
 def split(data: bytes | memoryview) -> Iterator[tuple[BatchHeader, bytes]]:
-    """The batches of a stretch of bytes, in order, each whole.
+    """Yield the batches in `data`, each with its header.
 
-    Raises InvalidRecordError when one claims more bytes than there are.
+    Raise InvalidRecordError if the length of a batch exceeds the bytes that are left.
     """
     at = 0
     while at < len(data):
@@ -171,17 +187,17 @@ def split(data: bytes | memoryview) -> Iterator[tuple[BatchHeader, bytes]]:
 
 
 def verify(header: BatchHeader, raw: bytes | memoryview) -> None:
-    """Raise InvalidRecordError unless the checksum of the whole batch is right."""
+    """Raise InvalidRecordError if the checksum of the batch is wrong."""
     crc = _native.crc32c(memoryview(raw)[AT_ATTRIBUTES:])
     if crc != header.crc:
         raise InvalidRecordError(
-            f"the batch of offset {header.base_offset} has checksum {crc:08x}, but says "
-            f"{header.crc:08x}: it was damaged on its way"
+            f"the batch of offset {header.base_offset} has checksum {crc:08x}, but its header has "
+            f"{header.crc:08x}: the batch is damaged"
         )
 
 
 def with_header(header: BatchHeader, payload: bytes | memoryview) -> bytes:
-    """A batch of these fields and this payload; length and checksum are made to fit."""
+    """Return a batch of these fields and this payload, with the right length and checksum."""
     sized = header._replace(length=HEADER_BYTES - OVERHEAD_BYTES + len(payload))
     head = sized.pack()
     crc = _native.crc32c(payload, _native.crc32c(head[AT_ATTRIBUTES:]))
@@ -196,7 +212,9 @@ def with_producer(
     base_sequence: int,
     transactional: bool = False,
 ) -> bytes:
-    """A whole batch, now of this producer; `append_batch` takes it once, however often it comes.
+    """Return the batch `raw` with the id, epoch and sequence of a producer.
+
+    `append_batch` then appends it once: a repeated append returns the offsets of the first.
 
     >>> with_producer(b"", producer_id=1, producer_epoch=0, base_sequence=0)
     Traceback (most recent call last):
@@ -205,7 +223,7 @@ def with_producer(
     header = BatchHeader.parse(raw)
     if header.size_bytes != len(raw):
         raise InvalidRecordError(f"{len(raw)} bytes, but the batch takes {header.size_bytes}")
-    verify(header, raw)  # a new checksum must not make damage look sound
+    verify(header, raw)  # a new checksum must not hide damage
     attributes = header.attributes & ~TRANSACTIONAL | (TRANSACTIONAL if transactional else 0)
     changed = header._replace(
         attributes=attributes,
@@ -220,20 +238,20 @@ def with_producer(
 
 
 class EndMarker(NamedTuple):
-    """How a transaction ended, by the control record that says so."""
+    """The control record that ends a transaction: COMMIT or ABORT."""
 
     commit: bool
     coordinator_epoch: int
 
     @classmethod
     def parse(cls, raw: bytes) -> EndMarker | None:
-        """The marker in a whole control batch; None when it is none, or of a later kind.
+        """Return the marker in a whole control batch, or None if it holds no COMMIT or ABORT.
 
-        Raises InvalidRecordError when it is one but cannot be read.
+        Raise InvalidRecordError if the control record cannot be parsed.
         """
         header = BatchHeader.parse(raw)
         if not header.control or header.record_count == 0:
-            return None  # compaction leaves control batches without a record
+            return None  # compaction removes the record of a control batch, and may keep the batch
         try:
             key, value = _only_record(raw)
             version, kind = _KEY.unpack_from(key)
@@ -254,7 +272,9 @@ class EndMarker(NamedTuple):
         base_offset: int = 0,
         leader_epoch: int = -1,
     ) -> bytes:
-        """The 78 bytes of the control batch that says so."""
+        """Return the control batch of this marker: 78 bytes."""
+        # attributes, timestamp delta, offset delta, key length 4, key, value length 6, value,
+        # number of headers; lengths are zig-zag varints
         record = b"\x00\x00\x00\x08%b\x0c%b\x00" % (
             _KEY.pack(0, int(self.commit)),
             _VALUE.pack(0, self.coordinator_epoch),
@@ -278,10 +298,10 @@ class EndMarker(NamedTuple):
 
 
 def _only_record(raw: bytes) -> tuple[bytes, bytes]:
-    """Key and value of the first record of an uncompressed batch."""
-    _, at = _varint(raw, HEADER_BYTES)
-    _, at = _varint(raw, at + 1)
-    _, at = _varint(raw, at)
+    """Return key and value of the first record of an uncompressed batch."""
+    _, at = _varint(raw, HEADER_BYTES)  # length of the record
+    _, at = _varint(raw, at + 1)  # timestamp delta, after one byte of attributes
+    _, at = _varint(raw, at)  # offset delta
     size, at = _varint(raw, at)
     key, at = raw[at : at + max(0, size)], at + max(0, size)
     size, at = _varint(raw, at)
@@ -289,7 +309,7 @@ def _only_record(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A zig-zag number and where it ends."""
+    """Return the zig-zag number at byte `at`, and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = raw[at]

@@ -1,4 +1,7 @@
-"""Codec ids: Kafka's numbers and names of codecs, and the errors that all codecs raise."""
+"""Codec ids: Kafka's numbers and names of codecs, and the errors that all codecs raise.
+
+Separate from `codecs`, so that the module of a codec can import them without a cycle.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SNAPPY: Final = 2
 LZ4: Final = 3
 
 ZSTD: Final = 4
-LZ4_DEFAULT_LEVEL: Final = 9  # Kafka's name for the fast compressor; all others are lz4-hc
+LZ4_DEFAULT_LEVEL: Final = 9  # in Kafka this level is the fast compressor; all others are lz4-hc
 
 #: Names of codecs as Kafka's ``compression.type`` spells them, and their number in a batch.
 CODECS: Final[Mapping[str, int]] = MappingProxyType(
@@ -29,7 +32,7 @@ _NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 class CodecError(ValueError):
-    """The payload is not what its codec says it is: damaged, cut short, or never valid."""
+    """A compressed payload cannot be decompressed: it is damaged, cut short, or was never valid."""
 
     def __init__(self, codec: int, reason: str) -> None:
         super().__init__(f"{_name(codec)} payload: {reason}")
@@ -38,10 +41,10 @@ class CodecError(ValueError):
 
 
 class CodecLimitError(CodecError):
-    """The payload is, or says it is, larger than the caller allows.
+    """The decompressed payload is larger than the caller allows.
 
-    ``declared`` is the size it claims, or None when it claims none; ``produced`` is what had been
-    decompressed when it was given up.
+    ``declared`` is the size in the payload's header, or None if it has none; ``produced`` is the
+    number of bytes decompressed before the limit was reached.
     """
 
     def __init__(self, codec: int, *, limit: int, produced: int = 0, declared: int | None = None):
@@ -66,5 +69,5 @@ def check_level(codec: int, level: int | None, allowed: range) -> int | None:
 
 
 def is_default_lz4(codec: int, level: int | None) -> bool:
-    """Return whether this is lz4 as Kafka does it when no level is given."""
+    """Return whether this is lz4 with Kafka's default level, which the C code can do itself."""
     return codec == LZ4 and level in (None, LZ4_DEFAULT_LEVEL)

@@ -1,16 +1,16 @@
-"""Codecs: gzip, snappy, lz4 and zstd in the containers Kafka puts around a batch's records.
+"""Codecs: gzip, snappy, lz4 and zstd in Kafka's containers for the records of a batch.
 
-Invariant: a payload never becomes more than ``max_bytes`` bytes, and no buffer is sized by a number
-that was only *claimed* by the payload.  Declared sizes are checked before anything is allocated;
-where a container declares none, its block headers are walked first and bound the output.
+Invariant: a decompressed payload has at most ``max_bytes`` bytes, and no buffer gets its size from
+an unchecked number in the payload.  A declared size is checked before memory is allocated.  If a
+container declares none, its block headers are read first and bound the output.
 
-What a writer makes is what Kafka's Java client makes, so that its readers, which accept less than
-the general formats allow, accept it.  A reader accepts what Kafka accepts.  Damage is always a
-``CodecError``, never a shorter result - except that xerial snappy has no end mark, so a cut between
-two of its chunks shows only in the record count, which is the caller's to check.
+`compress` writes what Kafka's Java client writes, because Kafka's readers accept less than the
+general formats allow.  `decompress` accepts what Kafka accepts.  Damage always raises
+``CodecError``, with one exception: xerial snappy has no end mark, so a payload that is cut between
+two chunks gives a shorter result.  The caller finds that by the record count.
 
-Every function may be called from any thread.  Contexts that a library does not let two threads
-share are lent out of a pool.  The codec packages are imported when first used.
+Every function may be called from any thread.  A context that two threads must not share is borrowed
+from a pool.  A codec's package is imported when the codec is first used.
 
 Not here: dictionaries, the legacy framings of magic 0 and 1, and the batch around the payload.
 """
@@ -57,8 +57,8 @@ __all__ = [
 def compress(codec: int, payload: Buffer, level: int | None = None) -> bytes:
     """Return ``payload`` in Kafka's container for ``codec``; ``level`` None is Kafka's default.
 
-    ValueError for an unknown codec or a level Kafka's configuration would refuse,
-    CodecUnavailableError when the codec's package is missing.
+    Raise ValueError for an unknown codec or a level that Kafka's configuration refuses, and
+    CodecUnavailableError if the codec's package is missing.
     """
     if not NONE <= codec <= ZSTD:
         raise ValueError(f"unknown compression codec {codec}")
@@ -68,8 +68,8 @@ def compress(codec: int, payload: Buffer, level: int | None = None) -> bytes:
 def decompress(codec: int, payload: Buffer, max_bytes: int) -> bytes:
     """Return the content of ``payload``, at most ``max_bytes`` long.
 
-    CodecLimitError when it is longer, CodecUnavailableError when the codec's package is missing,
-    CodecError when the payload is damaged or uses something Kafka does not read.
+    Raise CodecLimitError if it is longer, CodecUnavailableError if the codec's package is missing,
+    and CodecError if the payload is damaged or uses a feature that Kafka does not read.
     """
     if max_bytes < 0:
         raise ValueError(f"max_bytes must not be negative, not {max_bytes}")

@@ -1,10 +1,11 @@
-"""BatchEncoder: records into raw Kafka batches, in memory, away from any log.
+"""BatchEncoder: encode records into raw Kafka batches in memory, without a log.
 
-For who prepares records in one place and appends them in another with `Partition.append_batch`: a
-task of a cluster, a client of the wire.  The batches have offsets from 0, no leader epoch and no
-producer; the log gives them their place, `with_producer` a producer.
+For programs that encode records in one process and append them in another with
+`Partition.append_batch`, such as the tasks of a Spark job.  The batches have offsets from 0, no
+leader epoch and no producer.  The append sets offsets and leader epoch; `with_producer` sets a
+producer.
 
-Not for threads to share.
+An encoder has no lock: threads must not share it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchEncoder", "builder_settings", "codec_number"]
 
-ARENA_BYTES = 1 << 20  # encoded when so much has come together; until then it can grow no further
+ARENA_BYTES = 1 << 20  # records are encoded into batches when this many bytes are collected
 
 
 class BatchEncoder(_native.Builder):
-    """Records in, raw batches out.
+    """Collects records; `take` returns them as raw batches.
 
     ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` are those of
-    a Writer.  `config` says how large a batch may be; `take` gives what has come together.
+    a Writer.  `config` limits the size of a batch.
     """
 
     def __new__(
@@ -62,7 +63,7 @@ class BatchEncoder(_native.Builder):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that `take` would give, but for the compression of what is not yet a batch."""
+        """Return the number of bytes collected: encoded batches, and records not yet compressed."""
         return self._full_bytes + self._size_bytes
 
     def append_columns(
@@ -73,10 +74,10 @@ class BatchEncoder(_native.Builder):
         timestamps: npt.NDArray[np.int64] | None = None,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Add a record for every row, or for those in `rows` and in that order.
+        """Add a record for every row, or for the rows in `rows`, in their order.
 
-        A timestamp of -2**63 means now.  Raises what `append` raises; rows before the bad one have
-        been added then.
+        A timestamp of -2**63 means now.  Raise what `append` raises; the rows before the bad one
+        are added.
         """
         if timestamps is not None and (timestamps.dtype != "int64" or timestamps.ndim != 1):
             raise TypeError(f"timestamps must be int64 milliseconds, not {timestamps.dtype}")
@@ -90,7 +91,7 @@ class BatchEncoder(_native.Builder):
         )
 
     def take(self) -> bytes:
-        """All batches so far, one behind the other; the encoder is empty afterwards."""
+        """Return all batches so far, back to back, and empty the encoder."""
         self._hand_over()
         batches = self._full[0] if len(self._full) == 1 else b"".join(self._full)
         self._full.clear()
@@ -98,7 +99,7 @@ class BatchEncoder(_native.Builder):
         return batches
 
     def _hand_over(self) -> None:
-        """Called by append when the arena is full."""
+        """Encode the collected records.  The C code calls this when the arena is full."""
         encoded = self._encoded()
         if encoded:
             self._full.append(encoded)
@@ -106,7 +107,7 @@ class BatchEncoder(_native.Builder):
 
 
 def codec_number(name: str | None, config: PartitionConfig) -> int:
-    """The codec that a name and a partition's configuration mean."""
+    """Return the number of the codec `name`, or of the partition's configuration if None."""
     if name is None:
         name = "none" if config.compression_type == "producer" else config.compression_type
     if name not in codecs.CODECS:
@@ -117,11 +118,11 @@ def codec_number(name: str | None, config: PartitionConfig) -> int:
 def builder_settings(
     config: PartitionConfig, codec: int, level: int | None, *, batch_bytes: int, write_bytes: int
 ) -> dict[str, Any]:
-    """What a builder of batches for a log of this configuration is made with, but for its clock.
+    """Return the arguments of a `_native.Builder` for a log of this configuration, but for `clock`.
 
-    Its contents always fit into one segment, and can be read again.  It compresses as hard as
-    `level` says, else as the configuration does.  Raises what a missing package or a bad level
-    raises: now, and not when a batch is full.
+    The batches fit into one segment, and are small enough to be decompressed again.  `level` None
+    is the configuration's level.  A missing package or a bad level raises here, and not later in an
+    append.
     """
     if batch_bytes <= 0:
         raise ConfigError(f"batch_bytes must be positive, not {batch_bytes}")
@@ -136,11 +137,12 @@ def builder_settings(
         return codecs.compress(number, payload, levels[number])
 
     if codec or level is not None:
-        compress(codec, memoryview(b""))
+        compress(codec, memoryview(b""))  # raises for a missing package or a bad level
     return {
         "batch_bytes": min(batch_bytes, largest),
         "batch_bytes_max": largest,
-        # Handed over beyond this, so it holds at most this and one batch more.
+        # The builder hands its batches over when it holds more than this, so it holds at most this
+        # plus one batch: together no more than a segment.
         "arena_bytes": max(1, min(write_bytes, config.segment_bytes - largest)),
         "codec": codec,
         "compress": compress,

@@ -1,4 +1,4 @@
-"""gzip, as Kafka's batches carry it."""
+"""gzip as in Kafka's batches: written as one member, as Java does, and read as one or more."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gzip_decompress(payload: Buffer, view: memoryview, max_bytes: int) -> bytes:
                 raise CodecLimitError(GZIP, limit=max_bytes, produced=produced)
             contents.append(content)
             position += len(source) - len(inflate.unused_data)
-        # The object copies what it was given beyond its member.  There is seldom a second member;
-        # when there are thousands, that must not be the whole rest each time.
+        # zlib copies the input after the end of a member into `unused_data`.  For thousands of
+        # members that must not be the whole rest each time, so read on in small steps.
         step = _GZIP_STEP
     return contents[0] if len(contents) == 1 else b"".join(contents)

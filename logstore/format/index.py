@@ -1,9 +1,18 @@
-"""OffsetIndex, TimeIndex, TransactionIndex: sorted, fixed-width entries that tell where to look.
+"""OffsetIndex, TimeIndex, TransactionIndex: sorted entries of a fixed width.
 
-The first two are hints.  The log is the truth: whoever lands by an entry checks what is there, and
-a lost or damaged index is rebuilt from the log.  The third lists aborted transactions; it, too, is
-rebuilt from the log, wherever it was not known to be durable.  The layout is Kafka's, in memory as
-in the file, so that writing one is writing `entries`.
+    .index      relative offset i32, position i32
+    .timeindex  timestamp i64, relative offset i32
+    .txnindex   version i16, producer id i64, first offset i64, last offset i64,
+                last stable offset i64
+
+All fields are big-endian, as in Kafka; relative offsets count from the segment's base offset.  The
+layout in memory is that of the file: `entries` is the contents of the file.
+
+Invariant: the log is authoritative.  OffsetIndex and TimeIndex are hints: a reader checks the batch
+that an entry leads to, and a missing or damaged index is rebuilt from the log.  TransactionIndex
+lists aborted transactions; where it was not durable, it is rebuilt from the log as well.
+
+The classes do no I/O and have no lock.
 """
 
 from __future__ import annotations
@@ -28,13 +37,13 @@ _Entry = TypeVar("_Entry")
 
 
 class _Entries(Generic[_Entry]):
-    """Entries of one width, one behind the other, in the order in which they were added."""
+    """Entries of one width, back to back, in the order in which they were added."""
 
     ENTRY_BYTES: ClassVar[int]
 
     def __init__(self, base_offset: int, entries: bytes = b"") -> None:
         self.base_offset = base_offset
-        # A trailing partial entry is what a crash left: not an entry.
+        # A crash may leave a partial entry at the end: ignore it.
         self.entries = bytes(entries[: len(entries) // self.ENTRY_BYTES * self.ENTRY_BYTES])
 
     def _entry_at(self, position: int) -> _Entry:
@@ -59,7 +68,7 @@ class _Entries(Generic[_Entry]):
 
 
 class _Hints(_Entries[tuple[int, int]]):
-    """Pairs that tell where to look, up to a size after which the segment rolls."""
+    """Pairs, up to a capacity; if the index is full, the segment must roll."""
 
     def __init__(
         self, base_offset: int, entries: bytes = b"", *, max_bytes: int = 10_485_760
@@ -79,26 +88,26 @@ class OffsetIndex(_Hints):
 
     @property
     def full(self) -> bool:
-        """Whether the next entry does not fit: then the segment must roll."""
+        """Return whether no entry can be added: the segment must roll."""
         return len(self) >= self.capacity
 
     @property
     def last_offset(self) -> int:
-        """The offset of the newest entry, or the base of the segment."""
+        """Return the offset of the newest entry, or the segment's base offset."""
         return self[-1][0] if self.entries else self.base_offset
 
     def lookup(self, offset: int) -> tuple[int, int]:
-        """The greatest entry at or below `offset`, or (base offset, 0).  O(log n)."""
+        """Return the greatest entry at or below `offset`, or (base offset, 0).  O(log n)."""
         number = _native.offset_index_lookup(self.entries, offset - self.base_offset)
         return (self.base_offset, 0) if number < 0 else self[number]
 
     def upper_bound(self, position: int) -> tuple[int, int] | None:
-        """The first entry at or behind a byte position, or None."""
+        """Return the first entry at or after a byte position, or None."""
         number = bisect.bisect_left(self, position, key=lambda entry: entry[1])
         return self[number] if number < len(self) else None
 
     def append(self, offset: int, position: int) -> None:
-        """Add an entry behind all others; ValueError when full or out of order."""
+        """Add an entry at the end; raise ValueError if the index is full or the order is broken."""
         relative = offset - self.base_offset
         if self.full:
             raise ValueError(f"the index is full: {len(self)} entries")
@@ -115,7 +124,7 @@ class OffsetIndex(_Hints):
 
 
 class TimeIndex(_Hints):
-    """Timestamp -> offset: the greatest timestamp up to there was first reached at that offset."""
+    """Timestamp -> offset: every record up to that offset has at most that timestamp."""
 
     ENTRY_BYTES = 12
 
@@ -125,16 +134,16 @@ class TimeIndex(_Hints):
 
     @property
     def full(self) -> bool:
-        """Whether only the slot reserved for the final entry is left."""
+        """Return whether only the slot reserved for the final entry is left."""
         return len(self) >= self.capacity - 1
 
     @property
     def last_entry(self) -> tuple[int, int]:
-        """The newest entry, or (-1, base offset)."""
+        """Return the newest entry, or (-1, base offset)."""
         return self[-1] if self.entries else (-1, self.base_offset)
 
     def lookup(self, timestamp: int) -> tuple[int, int]:
-        """The greatest entry at or below `timestamp`, or (-1, base offset).  O(log n)."""
+        """Return the greatest entry at or below `timestamp`, or (-1, base offset).  O(log n)."""
         number = _native.time_index_lookup(self.entries, timestamp)
         return (-1, self.base_offset) if number < 0 else self[number]
 
@@ -147,6 +156,7 @@ class TimeIndex(_Hints):
             raise ValueError(f"offset {offset} is below the last entry's {last_offset}")
         if self.entries and timestamp < last_timestamp:
             raise ValueError(f"timestamp {timestamp} is below the last entry's {last_timestamp}")
+        # An equal timestamp is no new maximum: the entry that first reached it stays.
         if timestamp > last_timestamp:
             self.entries += _TIME.pack(timestamp, offset - self.base_offset)
 
@@ -159,16 +169,18 @@ class TimeIndex(_Hints):
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted: its producer's data in these offsets is not to be shown."""
+    """An aborted transaction: read_committed readers skip its producer's data in these offsets."""
 
     producer_id: int
-    first_offset: int  # of its data; may lie in an earlier segment
-    last_offset: int  # of the marker that aborted it
-    last_stable_offset: int  # when it was aborted: the first offset of the oldest other open one
+    first_offset: int  # of its data; may be in an earlier segment
+    last_offset: int  # of the ABORT marker
+    # At the time of the abort: the first offset of the oldest transaction that was still open, or
+    # the offset after the marker.
+    last_stable_offset: int
 
 
 class TransactionIndex(_Entries[AbortedTransaction]):
-    """The aborted transactions whose markers lie in one segment, in the order of the markers."""
+    """The aborted transactions whose markers are in one segment, in the order of the markers."""
 
     ENTRY_BYTES = 34
 
@@ -183,7 +195,7 @@ class TransactionIndex(_Entries[AbortedTransaction]):
         return (AbortedTransaction._make(e[1:]) for e in _ABORTED.iter_unpack(self.entries))
 
     def fault(self) -> str | None:
-        """Why this cannot be the index of its segment; None when nothing speaks against it."""
+        """Return why this cannot be the index of its segment, or None if it is plausible."""
         if self.cut_short:
             return f"the file ends inside its entry {len(self)}"
         previous = self.base_offset - 1
@@ -199,28 +211,33 @@ class TransactionIndex(_Entries[AbortedTransaction]):
         return None
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Add an entry behind all others; ValueError when its marker is not behind theirs."""
+        """Add an entry at the end; raise ValueError if its marker is not after all the others."""
         last = self[-1].last_offset if self.entries else self.base_offset - 1
         if aborted.last_offset <= last:
             raise ValueError(f"marker {aborted.last_offset} is not above the last entry's {last}")
         self.entries += _ABORTED.pack(0, *aborted)
 
     def _first_ending_at(self, offset: int) -> int:
-        """The number of the first entry whose marker is at or above `offset`.  O(log n)."""
+        """Return the number of the first entry whose marker is at or above `offset`.  O(log n)."""
         return bisect.bisect_left(self, offset, key=lambda entry: entry.last_offset)
 
     def find(self, last_offset: int) -> AbortedTransaction | None:
-        """The transaction whose marker is at an offset.  O(log n)."""
+        """Return the transaction whose marker is at an offset, or None.  O(log n)."""
         at = self._first_ending_at(last_offset)
         return self[at] if at < len(self) and self[at].last_offset == last_offset else None
 
     def collect(self, start: int, stop: int) -> tuple[list[AbortedTransaction], bool]:
-        """Those with data or a marker in [start, stop), and whether later segments have no more."""
+        """Return the transactions with data or a marker in [start, stop), and whether that is all.
+
+        If the second is False, the next segment may list more of them.
+        """
         found = []
         from_byte = self._first_ending_at(start) * self.ENTRY_BYTES
         for entry in _ABORTED.iter_unpack(memoryview(self.entries)[from_byte:]):
             if entry[2] < stop:
                 found.append(AbortedTransaction._make(entry[1:]))
+            # No transaction that was open when this entry was added has data below its last stable
+            # offset, so no later entry has either.
             if entry[4] >= stop:
                 return found, True
         return found, False
@@ -231,13 +248,16 @@ class TransactionIndex(_Entries[AbortedTransaction]):
 
 
 def pack_aborted(aborted: Iterable[AbortedTransaction]) -> bytes:
-    """What a C scan is told not to show: (producer id, first, last offset), sorted."""
+    """Return the ranges that a scan in C skips: (producer id, first, last offset), sorted."""
     pack = _RANGE.pack
     return b"".join(sorted([pack(entry[0], entry[1], entry[2]) for entry in aborted]))
 
 
 def used_entries(entries: bytes, entry_bytes: int) -> bytes:
-    """A broker that crashed leaves its indexes at full size, zeros behind the entries."""
+    """Return `entries` without the zeros at the end.
+
+    A broker allocates its index files at full size, and truncates them only at a roll or a close.
+    """
     if len(entries) <= entry_bytes or not entries.endswith(b"\0" * entry_bytes):
         return entries  # a single entry of zeros is time 0 at the base offset
     used = len(entries.rstrip(b"\0"))

@@ -1,4 +1,9 @@
-"""lz4 frames, as Kafka's batches carry them."""
+"""lz4 frames as in Kafka's batches.
+
+A frame is a header, blocks with a length each, and an end mark of four zero bytes.  Before any
+block is decompressed, the lengths of all blocks are checked.  Their number and the block size of
+the header bound the output.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +60,16 @@ _pack_u32_le: Final = struct.Struct("<I").pack
 
 
 class _Lz4Frame(NamedTuple):
-    """Where the blocks of a frame lie, and the most they can hold."""
+    """The positions of a frame's blocks, and the most bytes they can hold."""
 
     flags: int
     descriptor: int
     start: int  # position of the first block
     end: int  # position of the end mark
-    bound: int
-    blocks: list[tuple[int, int, int]]  # position, length, whether it is stored as it is
-    usual: bool  # small blocks without checksums, as Kafka writes them
-    plain: bool  # the library reads these bytes just as Kafka does
+    bound: int  # no more bytes than this can result
+    blocks: list[tuple[int, int, int]]  # position, length, nonzero if stored uncompressed
+    usual: bool  # blocks of 64 KiB without checksums, as Kafka writes them
+    plain: bool  # no content size, no content checksum: the library reads it as Kafka does
 
 
 def lz4_compress(payload: Buffer, level: int | None) -> bytes:
@@ -82,7 +87,7 @@ def lz4_compress(payload: Buffer, level: int | None) -> bytes:
     compress_block = _lz4_block().compress
     view = memoryview(payload).cast("B")
     parts: list[Buffer] = [_LZ4_HEADER]
-    # The frame is put together here: the library's own way copies everything once more.
+    # The frame is built here: the library's frame API would copy the payload once more.
     for start in range(0, len(view), _LZ4_BLOCK):
         plain = view[start : start + _LZ4_BLOCK]
         block = compress_block(plain, **how)
@@ -99,7 +104,8 @@ def lz4_decompress(payload: Buffer, view: memoryview, max_bytes: int) -> bytes:
     if frame.usual:
         return _lz4_join(view, frame, max_bytes)
     source: Buffer = payload if frame.plain else _lz4_plain(view, frame)
-    # One byte more than allowed, so that too much is seen; never more than the blocks can hold.
+    # One byte more than allowed, to notice a payload that is too large; never more than the blocks
+    # can hold.
     room = min(frame.bound, max_bytes) + 1
     library = _lz4()
     context = library.create_decompression_context()
@@ -116,7 +122,7 @@ def lz4_decompress(payload: Buffer, view: memoryview, max_bytes: int) -> bytes:
 
 
 def _lz4_join(view: memoryview, frame: _Lz4Frame, max_bytes: int) -> bytes:
-    """The content of a frame as Kafka writes it, block by block: quicker than the library's way."""
+    """Return the content of a usual frame, block by block: faster than the library's frame API."""
     library = _lz4_block()
     contents: list[bytes] = []
     produced = 0
@@ -192,7 +198,7 @@ def _lz4_read_header(view: memoryview) -> tuple[int, int, int]:
 
 
 def _lz4_plain(view: memoryview, frame: _Lz4Frame) -> bytes:
-    """The frame without what Kafka steps over: the content's size and its checksum."""
+    """Return the frame without content size and content checksum, which Kafka ignores."""
     flags = frame.flags & ~(_FLG_CONTENT_SIZE | _FLG_CONTENT_CHECKSUM)
     checksum = _lz4_header_checksum(bytes((flags, frame.descriptor)))
     header = struct.pack("<IBBB", _LZ4_MAGIC, flags, frame.descriptor, checksum)
@@ -201,7 +207,7 @@ def _lz4_plain(view: memoryview, frame: _Lz4Frame) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _lz4_header_checksum(descriptor: bytes) -> int:
-    """Second byte of the xxHash32 (seed 0) of a frame descriptor, which is under 16 bytes long."""
+    """Return the second byte of the xxHash32 (seed 0) of a frame descriptor of < 16 bytes."""
     assert len(descriptor) < 16
     prime1, prime2, prime3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
     prime4, prime5 = 0x27D4EB2F, 0x165667B1
@@ -237,10 +243,11 @@ def _lz4_block() -> Any:
 
 
 def _lend_lz4(block: Any) -> None:
-    """Let scans and writers call the library's C functions, where its extension exports them.
+    """Give the addresses of the library's C functions to scans and writers, if it exports them.
 
-    That spares them the interpreter and two copies for every batch.  Without it nothing is lost but
-    that: they come here as for any other codec.
+    They then need neither the interpreter nor two copies per batch.  If the functions are not
+    exported, they call this module, as for any other codec.  The loaded extension is never
+    unloaded, so the addresses stay valid.
     """
     import ctypes
 

@@ -1,4 +1,7 @@
-"""snappy, in the xerial container that Kafka's Java client writes and plain as others do."""
+"""snappy: written in the xerial container of Kafka's Java client, read in it or as one raw block.
+
+The container is a header, then any number of (length i32, raw snappy block).  It has no end mark.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# xerial's container: magic, version 1, oldest compatible version 1; then (i32 length, block)*.
+# Magic, version 1, oldest compatible version 1.
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -29,7 +32,8 @@ _XERIAL_BLOCK: Final = 32 * 1024
 
 _XERIAL_CHUNK_MAX: Final = 512 << 20
 
-# The densest element of a snappy block is a 3-byte copy of 64 bytes.
+# The densest element of a snappy block is a 3-byte copy of 64 bytes: 64 / 3, rounded up.  A block
+# that declares more is damaged, and no memory is allocated for it.
 _SNAPPY_EXPANSION: Final = 22
 
 
@@ -114,7 +118,7 @@ def _check_xerial_version(view: memoryview) -> None:
 
 
 def _snappy_block_size(block: memoryview) -> int:
-    """The uncompressed length in front of a raw block: a varint of at most 32 bits."""
+    """Return the uncompressed length at the start of a raw block: a varint of at most 32 bits."""
     size = 0
     for index, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * index)

@@ -1,9 +1,11 @@
-"""Raw batches from outside: checked, and made ready to be appended.
+"""Validation of raw batches before an append.
 
-A client's batch is believed in nothing: checksum, sizes, every record's lengths, offsets and time
-are looked at before the log's lock is taken.  What then remains is to give it its place, which
-needs no new checksum unless the log sets the time.  A follower's batches were checked by their
-leader and are kept byte for byte; only that they arrived whole is checked.
+`check_produced` checks all of a client's batch: checksum, sizes, and the lengths, offsets and
+timestamp of every record.  It runs before the log's lock is taken.  `place`, which runs under the
+lock, only sets offsets and leader epoch; that needs no new checksum unless the log sets the time.
+
+`check_copied` checks what a follower gets from its leader: the leader has validated the records, so
+only checksum, order and leader epoch are checked, and the bytes are kept.
 """
 
 from __future__ import annotations
@@ -32,26 +34,26 @@ _PLACE = struct.Struct(">qii")
 
 
 class AppendedBatches(NamedTuple):
-    """Where raw batches are in the log."""
+    """The result of an append of raw batches."""
 
     offsets: range
-    timestamp: int  # the time the log gave them; -1 when they keep their own
-    duplicate: bool  # nothing was appended: the batch was there before, at these offsets
+    timestamp: int  # the time that the log set; -1 if the records keep theirs
+    duplicate: bool  # nothing was appended: the log had the batch already, at these offsets
 
 
 def check_produced(
     data: bytes, config: PartitionConfig, now_ms: int
 ) -> list[tuple[BatchHeader, bytes]]:
-    """A client's batches, as they may be appended by a leader; offsets are still theirs.
+    """Return a client's batches, validated for an append by a leader.  Offsets are not set yet.
 
-    Recompressed when the topic asks for another codec.  Raises InvalidRecordError,
-    RecordTooLargeError, UnsupportedFormatError.
+    A batch is recompressed if the topic's ``compression.type`` is another codec.  Raise
+    InvalidRecordError, RecordTooLargeError or UnsupportedFormatError.
     """
     batches = [_checked(header, raw, config, now_ms) for header, raw in split(data)]
     if not batches:
         raise InvalidRecordError("no batch to append")
     if len(batches) > 1 and any(header.has_producer for header, _ in batches):
-        # A retry is recognised batch by batch, and is answered with one range of offsets.
+        # A retry is recognised by batch, and its answer is one range of offsets.
         raise InvalidRecordError(
             f"{len(batches)} batches of an idempotent producer at once: append them one by one"
         )
@@ -72,6 +74,7 @@ def _checked(
         raise InvalidRecordError(f"{keyless} records without a key in a compacted topic")
     if config.message_timestamp_type == "CreateTime":
         _check_times(least, greatest, config, now_ms)
+    # A client may send a wrong maximum, and retention and the time index rely on it.
     changed = header
     if greatest != header.max_timestamp:
         changed = header._replace(max_timestamp=greatest)
@@ -96,8 +99,8 @@ def _check_attributes(header: BatchHeader) -> None:
         raise InvalidRecordError("a control batch from a client; use end_transaction()")
     if header.log_append_time or header.has_delete_horizon:
         raise InvalidRecordError(
-            f"attributes {header.attributes:#06x}: LogAppendTime and a delete horizon are the "
-            f"log's to set"
+            f"attributes {header.attributes:#06x}: only the log sets LogAppendTime and a delete "
+            f"horizon"
         )
     if header.has_producer and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise InvalidRecordError(
@@ -143,18 +146,23 @@ def _target_codec(header: BatchHeader, config: PartitionConfig) -> int:
 def place(
     batches: list[tuple[BatchHeader, bytes]], offset: int, leader_epoch: int, append_time: int
 ) -> tuple[bytes, list[tuple[BatchHeader, EndMarker | None]]]:
-    """The batches with offsets from `offset` on; with `append_time` >= 0 they get that time."""
+    """Return the batches with offsets from `offset` on, and their headers.
+
+    If `append_time` >= 0, it becomes the timestamp of all records.
+    """
     pieces: list[bytes] = []
     headers: list[tuple[BatchHeader, EndMarker | None]] = []
     for header, raw in batches:
         placed = header._replace(base_offset=offset, leader_epoch=leader_epoch)
         if append_time >= 0:
+            # The checksum covers attributes and timestamps: it is computed again.
             placed = placed._replace(
                 attributes=header.attributes | LOG_APPEND_TIME,
                 max_timestamp=append_time,
             )
             pieces.append(with_header(placed, raw[HEADER_BYTES:]))
         else:
+            # The checksum does not cover the first 16 bytes: base offset, length, leader epoch.
             pieces += (_PLACE.pack(offset, header.length, leader_epoch), raw[_PLACE.size :])
         headers.append((placed, None))
         offset = placed.next_offset
@@ -162,17 +170,17 @@ def place(
 
 
 def check_copied(data: bytes) -> list[tuple[BatchHeader, EndMarker | None]]:
-    """A leader's batches, to be appended as they are: whole, sound, and in order."""
+    """Return the headers of a leader's batches, after checking that they are whole and ordered."""
     headers: list[tuple[BatchHeader, EndMarker | None]] = []
     for header, raw in split(data):
         verify(header, raw)
         if header.leader_epoch < 0:
             raise InvalidRecordError(
-                f"the batch of offset {header.base_offset} has no leader epoch: no log gave it one"
+                f"the batch of offset {header.base_offset} has no leader epoch: it is from no log"
             )
         if headers and header.base_offset < headers[-1][0].next_offset:
             raise InvalidRecordError(
-                f"a batch of offset {header.base_offset} behind one that ends at "
+                f"a batch of offset {header.base_offset} after one that ends at "
                 f"{headers[-1][0].last_offset}"
             )
         headers.append((header, EndMarker.parse(raw) if header.control else None))

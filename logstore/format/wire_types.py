@@ -1,8 +1,10 @@
-"""Fields: the plain types that Kafka's coordinators write into keys and values of their topics.
+"""FieldWriter, FieldReader: Kafka's wire types, as in the records of its internal topics.
 
-Big-endian integers, strings and arrays with their length in front; in the *compact* form lengths
-are unsigned varints, one too high so that 0 can mean null.  A FieldReader believes no length that
-it reads: what does not fit into the bytes that are there is InvalidRecordError.
+Integers are big-endian; a string or an array starts with its length.  In the *compact* form a
+length is an unsigned varint, plus one, and 0 means null.
+
+Invariant: a FieldReader checks every length against the bytes that are left before it allocates
+memory, and raises InvalidRecordError if they do not suffice.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ STRING_MAX = (1 << 15) - 1
 
 
 class FieldWriter:
-    """Fields in, bytes out.  Methods return the writer, so that they can be chained.
+    """Encodes fields into bytes.  Methods return the writer, so that calls can be chained.
 
     >>> FieldWriter().int16(1).string("g").int32(3).take().hex()
     '000100016700000003'
@@ -36,7 +38,7 @@ class FieldWriter:
         self._out = bytearray()
 
     def take(self) -> bytes:
-        """What was written so far."""
+        """Return the bytes written so far."""
         return bytes(self._out)
 
     def int8(self, value: int) -> FieldWriter:
@@ -79,7 +81,7 @@ class FieldWriter:
         return self.int32(-1) if value is None else self.blob(value)
 
     def array(self, values: Iterable[T], each: Callable[[FieldWriter, T], object]) -> FieldWriter:
-        """A count, then `each` of the values: ``writer.array([1, 2], FieldWriter.int32)``."""
+        """Write a count and the values with `each`: ``writer.array([1, 2], FieldWriter.int32)``."""
         held = list(values)
         self._out += _INT32.pack(len(held))
         for value in held:
@@ -89,7 +91,7 @@ class FieldWriter:
     # ---- compact ----
 
     def varint(self, value: int) -> FieldWriter:
-        """Unsigned, not zig-zag."""
+        """Write an unsigned varint, not zig-zag."""
         while value >= 0x80:
             self._out.append(value & 0x7F | 0x80)
             value >>= 7
@@ -120,7 +122,7 @@ class FieldWriter:
         return self
 
     def tags(self, tagged: Iterable[tuple[int, bytes]] = ()) -> FieldWriter:
-        """The tagged fields at the end of a compact structure, by ascending number."""
+        """Write the tagged fields at the end of a compact structure, by ascending number."""
         held = list(tagged)
         self.varint(len(held))
         for number, raw in held:
@@ -130,7 +132,7 @@ class FieldWriter:
 
 
 class FieldReader:
-    """Fields out of bytes, one after the other.
+    """Decodes fields from bytes, one after the other.
 
     >>> reader = FieldReader(bytes.fromhex("000100016700000003"))
     >>> reader.int16(), reader.string(), reader.int32(), reader.left
@@ -145,7 +147,7 @@ class FieldReader:
 
     @property
     def left(self) -> int:
-        """Bytes that have not been read."""
+        """Return the number of bytes that have not been read."""
         return len(self._raw) - self._at
 
     def _take(self, count: int) -> bytes:
@@ -187,13 +189,13 @@ class FieldReader:
         return None if length == -1 else self._take(length)
 
     def array(self, each: Callable[[FieldReader], T]) -> list[T]:
-        """A count, then as many of `each`: ``reader.array(FieldReader.int32)``.  Null is empty."""
+        """Read a count, then each item: ``reader.array(FieldReader.int32)``.  Null is empty."""
         return self._items(max(0, self.int32()), each)
 
     # ---- compact ----
 
     def varint(self) -> int:
-        """Unsigned, not zig-zag."""
+        """Read an unsigned varint, not zig-zag."""
         number = 0
         for shift in range(0, 35, 7):
             byte = self._take(1)[0]
@@ -215,14 +217,14 @@ class FieldReader:
         return None if count == 0 else self._items(count - 1, each)
 
     def tags(self) -> dict[int, bytes]:
-        """The tagged fields, by their number."""
+        """Read the tagged fields; return their bytes by number."""
         found = {}
         for _ in range(self._bounded(self.varint())):
             number = self.varint()
             found[number] = self._take(self.varint())
         return found
 
-    # ---- how ----
+    # ---- checks ----
 
     def _text(self, length: int) -> str:
         raw = self._take(length)
@@ -232,7 +234,7 @@ class FieldReader:
             raise InvalidRecordError(f"a string that is not UTF-8: {raw[:40]!r}") from error
 
     def _bounded(self, count: int) -> int:
-        # Each takes a byte at least: a count beyond that is a lie, and would cost memory.
+        # Each item has at least one byte.  A greater count is damage, and would cost memory.
         if count > self.left:
             raise InvalidRecordError(f"an array of {count}, with {self.left} bytes left")
         return count

@@ -1,4 +1,8 @@
-"""zstd frames, as Kafka's batches carry them."""
+"""zstd frames as in Kafka's batches.
+
+Before a frame is decompressed, the headers of all its blocks are read.  They bound the output, and
+so the memory that the frame can cost.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +33,24 @@ _ZSTD_DEFAULT_LEVEL: Final = 3
 
 _ZSTD_BLOCK_MAX: Final = 128 * 1024
 
-# What zstd, and so Kafka, reads without being told otherwise.  Level 22 writes just that.
+# The largest window that zstd, and so Kafka, reads by default.  Level 22 writes it.
 _ZSTD_WINDOW_MAX: Final = 1 << 27
 
-# A decoder holds a buffer of the frame's window.  Levels up to 19 need no more than this.
+# A decoder allocates a buffer of the frame's window.  Levels up to 19 need no more than this.
 _ZSTD_WINDOW_KEPT: Final = 8 << 20
 
 _ZSTD_STEP: Final = 1 << 20
 
 
 class _ZstdFrame(NamedTuple):
-    """One frame of a payload: where it lies, what it declares, and the most it can hold."""
+    """One frame of a payload: its position, what it declares, and the most it can hold."""
 
     start: int
     end: int
     window: int
     window_at: int | None  # position of the window descriptor; None if the content is the window
     declared: int | None  # content size
-    bound: int
+    bound: int  # no more bytes than this can result
 
 
 def zstd_compress(payload: Buffer, level: int | None) -> bytes:
@@ -96,7 +100,7 @@ def _zstd_decode(view: memoryview, frame: _ZstdFrame, max_bytes: int, before: in
     decompressor = borrow(_zstd_decompressors, _zstd_decompressor)
     try:
         if frame.bound <= room:
-            # 0 would mean "not given" to the library
+            # The library takes 0 for "not given".
             content: bytes = decompressor.decompress(source, max_output_size=frame.bound or 1)
         else:
             content = _zstd_read(decompressor, source, room + 1)
@@ -111,7 +115,7 @@ def _zstd_decode(view: memoryview, frame: _ZstdFrame, max_bytes: int, before: in
 
 
 def _zstd_read(decompressor: Any, source: Buffer, stop: int) -> bytes:
-    """The first ``stop`` bytes of a frame, in steps, for it may hold far fewer."""
+    """Return the first ``stop`` bytes of a frame, read in steps: it may hold far fewer."""
     contents: list[bytes] = []
     produced = 0
     with decompressor.stream_reader(source) as reader:
@@ -125,11 +129,12 @@ def _zstd_read(decompressor: Any, source: Buffer, stop: int) -> bytes:
 
 
 def _zstd_narrow(view: memoryview, frame: _ZstdFrame, room: int) -> bytes:
-    """The frame with a window no larger than what will be read of it.
+    """Return the frame with a window no larger than the bytes that will be read of it.
 
-    The window says how far back a match may reach, and nothing reaches back beyond the start of
-    the content; so a smaller window that still covers the content means the same and lets a
-    decoder that has a limit hold a buffer of about that limit, not the 128 MiB of level 22.
+    The window is the greatest distance of a match, and no match refers to a position before the
+    start of the content.  So a smaller window that still covers the content decodes to the same
+    bytes, and the decoder's buffer is about as large as the caller's limit, not the 128 MiB of
+    level 22.
     """
     assert frame.window_at is not None
     needed = max(min(frame.bound, room + _ZSTD_BLOCK_MAX), _ZSTD_BLOCK_MAX)
@@ -141,7 +146,7 @@ def _zstd_narrow(view: memoryview, frame: _ZstdFrame, room: int) -> bytes:
 
 
 def _zstd_frames(view: memoryview) -> Iterator[_ZstdFrame]:
-    """Yield the frames of a payload that is whole: every block lies inside it."""
+    """Yield the frames of a payload; raise CodecError if a block is not wholly inside it."""
     position = 0
     while position < len(view):
         if len(view) - position < 8:
@@ -161,6 +166,8 @@ def _zstd_frames(view: memoryview) -> Iterator[_ZstdFrame]:
 
 
 def _zstd_walk(view: memoryview, start: int) -> _ZstdFrame:
+    # After the magic: flags, window descriptor (unless single segment), dictionary id of 0 to 4
+    # bytes, content size of 0 to 8 bytes.
     flags = view[start + 4]
     single = bool(flags & 0x20)
     if flags & 0x08:
@@ -196,13 +203,14 @@ def _zstd_walk(view: memoryview, start: int) -> _ZstdFrame:
 
 
 def _zstd_blocks(view: memoryview, position: int, block_max: int) -> tuple[int, int]:
-    """Step over a frame's blocks; return where they end and the most they can hold."""
+    """Return the end position of a frame's blocks and the most bytes they can hold."""
     end = len(view)
     bound = 0
     last = False
     while not last:
         if end - position < 3:
             raise CodecError(ZSTD, f"cut short at byte {end}, before the last block")
+        # 1 bit: last block; 2 bits: 0 raw, 1 one repeated byte, 2 compressed; 21 bits: length
         word = view[position] | view[position + 1] << 8 | view[position + 2] << 16
         last = bool(word & 1)
         kind, length = word >> 1 & 3, word >> 3
@@ -215,8 +223,8 @@ def _zstd_blocks(view: memoryview, position: int, block_max: int) -> tuple[int, 
     return position, bound
 
 
-# list.pop and list.append are atomic: a context is in one pool or in one caller's hands.  A caller
-# that failed does not give its context back, for its state is unknown.
+# The compressors by level.  A caller that failed does not give its context back: the state of the
+# context is unknown.
 _zstd_compressors: dict[int, list[Any]] = {}
 
 _zstd_decompressors: list[Any] = []

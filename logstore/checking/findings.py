@@ -19,7 +19,7 @@ __all__ = ["CheckedView", "Findings"]
 
 
 class CheckedView(Protocol):
-    """What a check needs of a partition that is open: `LogView` and `ReadOnlyView` have it."""
+    """The members of an open partition that a check uses: see `LogView` and `ReadOnlyView`."""
 
     lock: threading.RLock
 

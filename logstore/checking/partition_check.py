@@ -1,11 +1,13 @@
-"""Inspection: looks at every file of a partition, or of a store's root, and lists what is wrong.
+"""PartitionInspection: checks every file of a partition and lists the problems.
 
-Nothing is written, and no lock is taken: it works on read-only media, beside a running writer and
-in a directory that a broker left.  A deep one reads every byte; otherwise sizes, headers, indexes
-and side files are looked at, and of the records nothing.
+It writes nothing and takes no lock on the directory.  So it works on read-only media, concurrently
+with a writer in another process, and in a directory of a broker.  A deep inspection reads every
+byte.  Otherwise it reads sizes, the first header of each segment, indexes and side files, and no
+records.
 
-What a file says is compared with the log, never the other way round.  An I/O error is a problem of
-its own kind: it says nothing about the bytes behind it.
+Invariant: the log is authoritative.  Indexes and side files are compared with it, and a difference
+is a problem of theirs.  An I/O error is a problem of its own kind: it does not mean that the bytes
+are damaged.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ __all__ = [
     "raise_first_error",
 ]
 
-# Called with (bytes looked at so far, bytes to look at in all); what it raises ends the inspection.
+# Called with (bytes checked so far, bytes to check in all).  If it raises, the inspection ends.
 CheckProgress = Callable[[int, int], None]
 
 RECEIPT = re.compile(r"logstore\.repair-\d+\.json\Z")
@@ -51,12 +53,12 @@ _HEADER_BYTES = 61
 
 
 def bytes_to_inspect(segments: Sequence[Segment], *, deep: bool) -> int:
-    """What a progress callback is told as the total."""
+    """Return the total for a progress callback: bytes if deep, else the number of segments."""
     return sum(segment.size_bytes for segment in segments) if deep else len(segments)
 
 
 class _Look(NamedTuple):
-    """A segment as it was at one moment: appends and a roll after it change nothing here."""
+    """A segment at one moment.  Later appends and rolls do not change it."""
 
     sealed: bool
     live: bool  # this process appends to it: its index entries are in memory
@@ -67,7 +69,7 @@ class _Look(NamedTuple):
 
     @classmethod
     def at(cls, segment: Segment) -> _Look:
-        """Look at a segment.  Requires the lock of the view."""
+        """Return the present state of a segment.  The caller holds the lock of the view."""
         sealed, live = segment.sealed, segment.writer is not None
         limit = segment.file.size() if sealed else segment.file.end
         entries = (segment.offset_index.entries, segment.time_index.entries) if live else ()
@@ -75,18 +77,19 @@ class _Look(NamedTuple):
 
 
 class PartitionInspection:
-    """One look at the files of a partition.  `run` may be called once."""
+    """One inspection of the files of a partition.  `run` may be called once."""
 
     def __init__(
         self, view: CheckedView, *, deep: bool, moved: Callable[[int], None] | None = None
     ) -> None:
-        """`moved` is called with the size of every piece that was looked at."""
+        """`moved` is called with the size of every piece that was checked."""
         self._view = view
         self._directory = view.directory
         self._deep = deep
         self._moved = moved or _ignore
         self._findings = Findings(view.directory)
         self._problems = self._findings.problems
+        # The last segment, and its state when `run` began: only this one can change.
         self._last: tuple[Segment, _Look] | None = None
 
     def _look_at(self, segment: Segment) -> _Look:
@@ -95,10 +98,10 @@ class PartitionInspection:
         return _Look.at(segment)
 
     def run(self) -> list[Problem]:
-        """Everything that is wrong, segment by segment; then what is beside them."""
+        """Return the problems, first those of the segments, then those of the side files."""
         view = self._view
         with view.lock:
-            # The last one may grow or be sealed from now on.
+            # After the lock is released, the last segment may grow or be sealed.
             segments = view.segments
             end = segments[-1].end_offset
             with contextlib.suppress(FileNotFoundError):  # a directory without any segment yet
@@ -108,7 +111,7 @@ class PartitionInspection:
             try:
                 producers += self._inspect_segment(segment)
             except FileNotFoundError:
-                raise  # deleted meanwhile, or missing: whoever called knows how to tell
+                raise  # deleted by retention, or missing: `find_problems` distinguishes the two
             except OSError as error:
                 self._findings.note(
                     ProblemKind.UNREADABLE_FILE,
@@ -125,14 +128,14 @@ class PartitionInspection:
     # ---- the log ----
 
     def _inspect_segment(self, segment: Segment) -> int:
-        """Look at one segment; how many batches with a producer it has, as far as that is known."""
+        """Check one segment; return the number of its batches with a producer, 0 if not deep."""
         before = len(self._problems)
         contents = self._walk(segment) if self._deep else None
         if contents is None:
             self._inspect_head(segment)
             self._moved(1)
         sound = len(self._problems) == before
-        # The index files of a segment that another process appends to may lag behind.
+        # If another process appends to this segment, its index files lag: do not check them.
         look = self._look_at(segment)
         if look.sealed or look.live:
             self._inspect_indexes(segment, contents)
@@ -140,7 +143,7 @@ class PartitionInspection:
         return 0 if contents is None else contents.producers
 
     def _walk(self, segment: Segment) -> SegmentContents:
-        """Every batch and every record; damage is noted and passed over."""
+        """Check every batch and every record; note damage and continue after it."""
         file = segment.file
         limit = self._look_at(segment).limit
         position, producers, first = 0, 0, True
@@ -156,6 +159,7 @@ class PartitionInspection:
                     position=contents.position,
                 )
                 break
+            # Search the next valid batch: the bytes up to it are one damaged range.
             sound = _native.find_batch(
                 file, contents.position, limit, contents.next_offset, segment.offset_max
             )
@@ -191,7 +195,7 @@ class PartitionInspection:
         return moved
 
     def _inspect_records(self, segment: Segment) -> None:
-        """Inside of batches whose checksums are right: lengths, counts, what is compressed."""
+        """Check the inside of batches whose checksums are right: lengths, counts, compression."""
         scan = segment.scan(on_corrupt="skip")
         chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
         try:
@@ -214,9 +218,9 @@ class PartitionInspection:
             )
 
     def _inspect_end(self, segment: Segment, contents: SegmentContents) -> None:
-        """Whether the file ends where its records should."""
+        """Note a file that ends before the end offset of its segment."""
         if any(p.path == segment.path and p.position >= 0 for p in self._problems):
-            return  # said so already
+            return  # damage is noted already, with its offsets
         wanted = self._look_at(segment).end_offset
         if contents.next_offset < wanted and segment.dense:
             self._findings.note(
@@ -228,7 +232,7 @@ class PartitionInspection:
             )
 
     def _inspect_head(self, segment: Segment) -> None:
-        """The cheap look: the first batch's header."""
+        """Check the header of the first batch: the part of `_walk` that is cheap."""
         if segment.size_bytes < _HEADER_BYTES:
             if segment.size_bytes:
                 self._findings.note(
@@ -295,7 +299,10 @@ class PartitionInspection:
                 self._inspect_time_entries(segment, name, entries, contents)
 
     def _inspect_offset_entries(self, segment: Segment, name: str, entries: bytes) -> None:
-        """Every entry leads to a batch that ends with its offset; the last one when it is cheap."""
+        """Check that every entry leads to a batch that ends with its offset.
+
+        Unless deep, only the last entry is checked.
+        """
         index = OffsetIndex(segment.base_offset, entries)
         numbers = range(len(index)) if self._deep else range(len(index))[-1:]
         for number in numbers:
@@ -321,7 +328,7 @@ class PartitionInspection:
                 self._findings.note(
                     ProblemKind.DAMAGED_TIME_INDEX,
                     name,
-                    f"entry {two} stands behind {one}",
+                    f"entry {two} is not greater than the entry {one} before it",
                     position=(number + 1) * TimeIndex.ENTRY_BYTES,
                 )
                 return
@@ -337,7 +344,7 @@ class PartitionInspection:
                 return
 
     def _inspect_aborts(self, segments: Sequence[Segment], end: int) -> None:
-        """Whether every aborted transaction is known as such."""
+        """Check that every transaction that the log aborts is listed as aborted."""
         try:
             self._view.known_producers().check(segments, end)
         except FileNotFoundError:
@@ -358,6 +365,7 @@ class PartitionInspection:
     # ---- digests ----
 
     def _inspect_digest(self, segment: Segment, sound: bool) -> None:
+        """Compare the files with the digest.  `sound` is whether the .log file has no problem."""
         name = segment_name(segment.base_offset, DIGEST_SUFFIX)
         try:
             digest = SegmentDigest.read(self._directory, segment.base_offset)
@@ -411,7 +419,10 @@ class PartitionInspection:
 
 
 def _rebuilt(segment: Segment, contents: SegmentContents, suffix: str) -> tuple[bytes, ...]:
-    """What an index that was made from the log would hold, with or without its closing entry."""
+    """Return the possible contents of an index built from the log.
+
+    A time index has a last entry after a roll or a close, and none before.
+    """
     if suffix == ".index":
         return (contents.offsets,)
     return (contents.times, segment.final_times(contents))
@@ -424,29 +435,29 @@ def _differs(now: FileDigest, then: FileDigest) -> str:
 
 
 def _ignore(_: int) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default for `moved`."""
 
 
 def missing_file(view: CheckedView, error: FileNotFoundError) -> Problem:
-    """A file of the log that is not there, and nobody has taken away."""
+    """Return the problem of a .log file that is missing without a deletion by the writer."""
     path = view.directory.path / Path(error.filename or "").name
     return Problem(ProblemKind.MISSING_RECORDS, path, "there is no such file")
 
 
 def has_errors(problems: Sequence[Problem]) -> bool:
-    """Whether a strict check would raise."""
+    """Return whether a strict check would raise."""
     return any(problem.severity == Severity.ERROR for problem in problems)
 
 
 def check_choice(on_corrupt: str) -> str:
-    """Raise ValueError for anything but the two that there are."""
+    """Return `on_corrupt`; raise ValueError unless it is "raise" or "report"."""
     if on_corrupt not in ("raise", "report"):
         raise ValueError(f"on_corrupt must be 'raise' or 'report', not {on_corrupt!r}")
     return on_corrupt
 
 
 def raise_first_error(problems: Sequence[Problem]) -> None:
-    """CorruptLogError for the first problem that is an error, if there is one."""
+    """Raise CorruptLogError for the first problem that is an error, if there is one."""
     for problem in problems:
         if problem.severity == Severity.ERROR:
             offsets = problem.offsets or range(0)
@@ -464,7 +475,11 @@ def raise_first_error(problems: Sequence[Problem]) -> None:
 def find_problems(
     view: CheckedView, *, deep: bool, progress: CheckProgress | None
 ) -> list[Problem]:
-    """Look at a partition until no change came in between; what is wrong, the log first."""
+    """Return the problems of a partition, those of the log first.
+
+    If the writer rewrote, truncated or deleted segments during an inspection that found an error,
+    the inspection is repeated: the error may have been the change.
+    """
     while True:
         view.check_usable()
         generation = view.generation
@@ -486,7 +501,7 @@ def find_problems(
                     return [missing_file(view, error)]
                 raise
             continue
-        # What looked wrong may have been a change under way.
+        # An error may have been a change that the writer was making.
         if has_errors(problems) and view.moved_since(generation):
             continue
         return problems

@@ -1,7 +1,8 @@
-"""Problem: something in a directory that is not as it should be, as `check` reports it.
+"""Problem: a fault that `check` found in a directory.
 
-A problem names the file and the place in it, the offsets it concerns, what that means for whoever
-reads the log, and what to do about it.  It changes nothing, and turns into JSON as it is.
+A problem holds the file, the position in it and the offsets of the records it affects.  Its kind
+decides severity, meaning for a reader of the log, and remedy.  A problem is immutable, and
+`as_json` returns all of it.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ __all__ = ["Problem", "ProblemKind", "Severity"]
 
 
 class Severity(enum.StrEnum):
-    """How much a problem matters."""
+    """How serious a problem is."""
 
     ERROR = "error"  # records are hidden or wrong, or a file is not what was written
-    WARNING = "warning"  # nothing is lost; the remedy mends it, often an open for writing
-    NOTE = "note"  # worth knowing; nothing is wrong
+    WARNING = "warning"  # no record is lost; the remedy corrects it, often an open for writing
+    NOTE = "note"  # for information; nothing is wrong
 
 
 class ProblemKind(enum.StrEnum):
-    """What is wrong.  A kind decides severity, meaning and remedy."""
+    """The kinds of problems.  A kind decides severity, meaning and remedy."""
 
     DAMAGED_BATCH = "damaged-batch"
     MISSING_RECORDS = "missing-records"
@@ -56,22 +57,22 @@ class ProblemKind(enum.StrEnum):
     KEPT_ASIDE = "kept-aside"
 
 
-# severity, what it means, what to do
+# For each kind: severity, meaning, remedy.  The two texts are shown to users.
 _KINDS = {
     ProblemKind.DAMAGED_BATCH: (
         Severity.ERROR,
-        "bytes of the log cannot be what was written: these offsets cannot be read",
+        "bytes of the log are damaged: these offsets cannot be read",
         "restore the segment from a copy; or cut the damage out with repair(accept_loss=True)",
     ),
     ProblemKind.MISSING_RECORDS: (
         Severity.ERROR,
-        "these offsets should be here and are not: a file, or the end of one, is gone",
+        "these offsets are missing: a file, or the end of one, was lost",
         "restore the segment from a copy; nothing else brings them back",
     ),
     ProblemKind.UNREADABLE_FILE: (
         Severity.ERROR,
-        "the operating system cannot read the file: says nothing about what is in it",
-        "look at the device and the permissions, then check again; nothing is to be cut",
+        "the operating system cannot read the file; its contents may be undamaged",
+        "check the device and the permissions, then check again; do not cut anything",
     ),
     ProblemKind.OLD_FORMAT: (
         Severity.ERROR,
@@ -81,7 +82,7 @@ _KINDS = {
     ProblemKind.UNAVAILABLE_CODEC: (
         Severity.WARNING,
         "the checksums of the batches are right, but their records cannot be decompressed here",
-        "make the codec available as the message says, then check again",
+        "make the codec available as described in the message, then check again",
     ),
     ProblemKind.TORN_TAIL: (
         Severity.WARNING,
@@ -90,18 +91,18 @@ _KINDS = {
     ),
     ProblemKind.DIGEST_MISMATCH: (
         Severity.ERROR,
-        "every batch is sound by itself, yet the file is not the one that was sealed: a place that "
-        "no checksum covers changed, or other software rewrote the segment",
-        "compare with a copy; if the file is right, repair() notes its new digest",
+        "every batch is valid, but the file is not the one that was sealed: bytes that no checksum "
+        "covers changed, or other software rewrote the segment",
+        "compare with a copy; if the file is right, repair(accept_loss=True) writes a new digest",
     ),
     ProblemKind.DAMAGED_DIGEST: (
         Severity.WARNING,
-        "the digest of a sealed segment cannot be read: the log itself is not touched by that",
-        "repair() notes it anew",
+        "the digest of a sealed segment cannot be read; the log itself is not affected",
+        "repair() writes it again",
     ),
     ProblemKind.DAMAGED_INDEX: (
         Severity.ERROR,
-        "the offset index leads astray: reading is slower, not wrong",
+        "the offset index has wrong entries: reading is slower, not wrong",
         "repair() rebuilds it from the log",
     ),
     ProblemKind.MISSING_INDEX: (
@@ -116,28 +117,28 @@ _KINDS = {
     ),
     ProblemKind.DAMAGED_TRANSACTION_INDEX: (
         Severity.ERROR,
-        "the list of aborted transactions is not what the log says",
+        "the list of aborted transactions differs from the log",
         "repair() rebuilds it from the log",
     ),
     ProblemKind.DAMAGED_SNAPSHOT: (
         Severity.WARNING,
-        "a snapshot of the producers cannot be read: their state comes from the log instead",
-        "repair() removes it; opening for writing makes what is needed anew",
+        "a snapshot of the producers cannot be read: their state is read from the log instead",
+        "repair() removes it; opening for writing makes it again if it is needed",
     ),
     ProblemKind.DAMAGED_LEADER_EPOCHS: (
         Severity.WARNING,
         "the history of leader epochs cannot be read: it is taken from the batches",
-        "repair() removes it; opening for writing makes it anew",
+        "repair() removes it; opening for writing makes it again",
     ),
     ProblemKind.DAMAGED_METADATA: (
         Severity.ERROR,
-        "the directory does not say which topic it belongs to, or names another one",
+        "partition.metadata does not name the topic of the directory, or names another one",
         "repair() writes it from the catalogue; without one, restore the file from a copy",
     ),
     ProblemKind.DAMAGED_STATE: (
         Severity.WARNING,
         "a side file of the partition cannot be read: the next open checks more of the log",
-        "repair() removes it; opening for writing makes it anew",
+        "repair() removes it; opening for writing makes it again",
     ),
     ProblemKind.DAMAGED_PLAN: (
         Severity.WARNING,
@@ -146,33 +147,33 @@ _KINDS = {
     ),
     ProblemKind.UNFINISHED_PLAN: (
         Severity.WARNING,
-        "a change of files was under way and has not ended",
-        "let its writer finish, or open the log for writing: it is finished then",
+        "a change of files has begun and is not finished",
+        "wait for its writer, or open the log for writing, which finishes it",
     ),
     ProblemKind.FAILED_SYNC: (
         Severity.WARNING,
-        "an fsync failed here: what lies above the durable mark was perhaps never on the disk",
-        "open the log for writing: it is read from the device again and written to a new file",
+        "an fsync failed here: records above the durable mark may never have reached the disk",
+        "open the log for writing: the records are read from the device and written to a new file",
     ),
     ProblemKind.DAMAGED_IDENTITY: (
         Severity.ERROR,
-        "meta.properties does not say whose directory this is",
+        "meta.properties does not name the node and cluster of the directory",
         "restore it from a copy; repair() sets it aside and makes a new identity",
     ),
     ProblemKind.DAMAGED_CHECKPOINT: (
         Severity.WARNING,
         "a checkpoint of the store cannot be read: it is ignored, and more of the logs is checked",
-        "repair() removes it; the next sync writes it anew",
+        "repair() removes it; the next sync writes it again",
     ),
     ProblemKind.STALE_CHECKPOINT: (
         Severity.NOTE,
-        "a checkpoint and its twin differ: a broker has written since, or a crash came in between",
-        "nothing: the lower value counts, and the next sync brings them together",
+        "a checkpoint and its twin differ: a broker wrote one, or a crash happened between them",
+        "nothing: the lower value is used, and the next sync writes both",
     ),
     ProblemKind.DAMAGED_CATALOGUE: (
         Severity.ERROR,
         "logstore.topics cannot be read: settings of topics are not known",
-        "mend it by hand or restore it; repair() sets it aside and goes on with defaults",
+        "correct it by hand or restore it; repair() sets it aside and uses defaults",
     ),
     ProblemKind.MISSING_CATALOGUE: (
         Severity.WARNING,
@@ -181,7 +182,7 @@ _KINDS = {
     ),
     ProblemKind.MISSING_PARTITION: (
         Severity.ERROR,
-        "the catalogue names a partition whose directory is gone",
+        "the catalogue names a partition whose directory does not exist",
         "restore the directory from a copy, or delete the topic",
     ),
     ProblemKind.UNOPENABLE_PARTITION: (
@@ -196,13 +197,13 @@ _KINDS = {
     ),
     ProblemKind.STRAY_FILE: (
         Severity.NOTE,
-        "a file that an interrupted change left behind, or that belongs to no segment",
-        "nothing: opening for writing removes what is its own",
+        "a file of an interrupted change, or one that belongs to no segment",
+        "nothing: opening for writing removes the files of logstore",
     ),
     ProblemKind.KEPT_ASIDE: (
         Severity.NOTE,
         "bytes that recovery or repair cut off and kept",
-        "look at them, then delete the file",
+        "examine the file, then delete it",
     ),
 }
 assert set(_KINDS) == set(ProblemKind)
@@ -210,32 +211,32 @@ assert set(_KINDS) == set(ProblemKind)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and where."""
+    """One fault, with its file and position."""
 
     kind: ProblemKind
     path: Path
-    detail: str  # of this one, with its numbers
+    detail: str  # the fault of this file, with its numbers
     position: int = -1  # byte in the file; -1: the file as a whole
-    end_position: int = -1  # where the damaged stretch ends; -1: not known
-    offsets: range | None = None  # of the records concerned
+    end_position: int = -1  # end of the damaged bytes; -1: not known
+    offsets: range | None = None  # of the affected records
 
     @property
     def severity(self) -> Severity:
-        """How much it matters."""
+        """Return how serious the problem is."""
         return _KINDS[self.kind][0]
 
     @property
     def meaning(self) -> str:
-        """What it means for whoever reads the log."""
+        """Return what the problem means for a reader of the log."""
         return _KINDS[self.kind][1]
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """Return what to do about the problem."""
         return _KINDS[self.kind][2]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
+        """Return all of the problem, in types of JSON."""
         offsets = None if self.offsets is None else [self.offsets.start, self.offsets.stop]
         return {
             "kind": self.kind.value,

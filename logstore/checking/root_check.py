@@ -1,7 +1,6 @@
-"""RootInspection: looks at the files of a store's root and lists what is wrong with them.
+"""RootInspection: checks the files of a store's root and lists the problems.
 
-The files of the partitions are checked by `partition_check`.  Nothing is written, and no lock is
-taken.
+It writes nothing and takes no lock.  `partition_check` checks the files of the partitions.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from logstore.root.producer_ids import ProducerIds
 
 __all__ = ["RootInspection"]
 
-# Files whose contents nothing below looks at: only their type matters.
+# Files whose contents are not checked: only their type is.
 _WITHOUT_CHECK = (DirectoryLock.NAME, RESERVE_NAME, ProducerIds.NAME)
 
 
 class RootInspection:
-    """One look at the root of a store."""
+    """One inspection of the root of a store."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._problems: list[Problem] = []
 
     def run(self) -> list[Problem]:
-        """Everything that is wrong with the root's own files."""
+        """Return the problems of the root's own files."""
         names = sorted(self._directory.names())
         entries = self._inspect_catalogue()
         self._inspect_identity()
@@ -50,7 +49,7 @@ class RootInspection:
         in_use = has_writer(self._directory)
         for name in directories:
             if is_deleted(name) and self._is_left(name, in_use=in_use):
-                self._note(ProblemKind.STRAY_FILE, name, "a partition on its way out")
+                self._note(ProblemKind.STRAY_FILE, name, "a partition that is being deleted")
         for name in names:
             if name in _WITHOUT_CHECK and not self._is_regular(name):
                 self._note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
@@ -117,7 +116,7 @@ class RootInspection:
             if found.fault:
                 self._note(ProblemKind.DAMAGED_CHECKPOINT, name, found.fault)
             elif found.foreign:
-                self._note(ProblemKind.STALE_CHECKPOINT, name, "its twin knows another one")
+                self._note(ProblemKind.STALE_CHECKPOINT, name, "its twin has other contents")
 
     def _inspect_marker(self) -> None:
         try:
@@ -140,9 +139,10 @@ class RootInspection:
     def _inspect_partitions(
         self, entries: Mapping[str, TopicEntry], directories: list[str]
     ) -> None:
-        """Partitions that the catalogue names are there, and belong to the topic it names."""
+        """Check that the partitions of the catalogue exist, and have the id of their topic."""
         found = partition_directories(directories)
         for topic, entry in entries.items():
+            # A topic that is being created or deleted has some of its directories only.
             if entry.deleting or entry.creating_from >= 0:
                 self._note(
                     ProblemKind.UNFINISHED_PLAN,
@@ -154,7 +154,7 @@ class RootInspection:
                 self._note(
                     ProblemKind.MISSING_PARTITION,
                     f"{topic}-{number}",
-                    f"{Catalogue.NAME} says that {topic!r} has {entry.partitions}",
+                    f"{topic!r} has {entry.partitions} partitions in {Catalogue.NAME}",
                 )
             for number in found.get(topic, ()):
                 self._inspect_topic_id(f"{topic}-{number}", entry)
@@ -164,7 +164,7 @@ class RootInspection:
         try:
             topic_id = read_topic_id(directory)
         except (NotALogError, OSError):
-            return  # the partition's own inspection says so
+            return  # the inspection of the partition notes this problem
         finally:
             directory.close()
         if topic_id is not None and topic_id != entry.id:

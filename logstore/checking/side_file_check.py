@@ -47,7 +47,9 @@ class SideFileInspection:
         """Add the problems of every file that is no segment's .log, .index or .timeindex."""
         names = self._directory.names()
         self._view.look()
-        with self._view.lock:  # after the listing: a roll that made one of these files is over
+        # The segments are read after the listing: a roll that created one of the listed files has
+        # then published its segment, and the file is not taken for a stray one.
+        with self._view.lock:
             known = (*self._segments, *self._view.segments)
         bases = {segment.base_offset for segment in known}
         checks = {
@@ -62,7 +64,7 @@ class SideFileInspection:
             FailedSync.NAME: self._inspect_failed_sync,
         }
         for name in sorted(names):
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
                 if name in (*checks, *_WITHOUT_CONTENTS) and not self._directory.is_regular(name):
                     self._findings.note(ProblemKind.UNREADABLE_FILE, name, "not a regular file")
                 elif name in checks:
@@ -120,16 +122,16 @@ class SideFileInspection:
                 self._findings.note(ProblemKind.DAMAGED_SNAPSHOT, name, str(error))
 
     def _inspect_state(self) -> None:
-        # A writer beside us replaces it as a whole: there is no moment at which it is torn.
+        # A concurrent writer replaces the file atomically, so a wrong checksum is damage.
         if PartitionState.read(self._directory) is None:
             self._findings.note(
                 ProblemKind.DAMAGED_STATE,
                 PartitionState.NAME,
-                "the checksum is wrong, or its numbers make no sense",
+                "the checksum is wrong, or a number is out of range",
             )
 
     def _inspect_mark(self) -> None:
-        # Overwritten in place by a writer: look twice.
+        # A concurrent writer overwrites the mark in place, so one read may see a torn mark.
         looks = [DurableMark.read(self._directory) for _ in range(2)]
         if max(looks) < 0 and self._findings.read(DurableMark.NAME):
             self._findings.note(
@@ -169,7 +171,7 @@ class SideFileInspection:
             self._findings.note(
                 ProblemKind.UNFINISHED_PLAN,
                 SWAP_PLAN,
-                f"segments {list(plan.old)} give way to one",
+                f"segments {list(plan.old)} are being replaced by one",
                 offsets=range(plan.old[0], plan.old[-1] + 1),
             )
 

@@ -60,7 +60,7 @@ def exit_code(error: BaseException) -> int:
 ADVICE = {
     "scan(on_corrupt='skip') reads": "--skip-corrupt reads",
     "repair(accept_loss=True)": "logstore repair --accept-loss",
-    "repair() notes": "logstore repair notes",
+    "repair() writes": "logstore repair writes",
     ", or open here with readonly=True": "",  # verbs choose that
     ": exist_ok=True takes it as it is": "",  # an option of a verb
     "logstore export() needs": "logstore export needs",

@@ -1,17 +1,20 @@
-"""Compactor: rewrites sealed segments so that the newest record of every key is what is left.
+"""Compactor: rewrites sealed segments and keeps only the newest record of every key.
 
-Two loops, both in C and both bounded in memory.  The first reads the keys of what has not been
-compacted yet (the dirty part) into a map of fixed size, key to newest offset; the second copies all
-segments up to there without the records that a newer one supersedes.  Rewritten segments take the
-place of the old ones by a plan on disk (`logstore.swap`), group by group from the oldest on, so
-that a crash or an interrupt at any point leaves a log that is right: an older value may still be
-there, a newest one is never lost.
+A pass has two loops, both in C and both with bounded memory.  The first reads the keys of the dirty
+part, which no compaction has read yet, into a map of fixed size from key to newest offset.  The
+second copies all segments up to that offset, without the records that a newer one supersedes.
 
-The rules are Kafka's: never the active segment, nothing at or above the last stable offset, offsets
-and order kept, a tombstone kept for delete.retention.ms after compaction first met it, data of
-aborted transactions removed, their markers kept while anything of them is left.
+Invariant: the newest record of a key is never lost.  A rewritten segment replaces the old ones by a
+plan on disk (`recovery.swap_plan`), one group of segments at a time, oldest first.  After a crash
+or an interrupt at any point, each group is either the old one or the new one: at worst an older
+value is still there.
 
-Appends and reads go on meanwhile.
+The rules are Kafka's.  The active segment and records at or above the last stable offset are not
+rewritten.  Offsets and order are kept.  A tombstone is kept for delete.retention.ms after the first
+compaction that read it.  Data of aborted transactions is removed, and their markers stay as long as
+any of that data is left.
+
+Appends and reads run concurrently with a compaction.
 """
 
 from __future__ import annotations
@@ -41,18 +44,18 @@ CompactionProgress = Callable[[int, int], None]
 
 MAP_BYTES = 128 << 20
 IO_BYTES = 512 << 10
-STEP_BYTES = 8 << 20  # read between two looks at signals and progress
-GROUP_SEGMENTS = 256  # source files of one rewritten segment: each costs a descriptor for a moment
-_KEY_BYTES = 24  # a key's share of the map
+STEP_BYTES = 8 << 20  # bytes read by one call into C; signals and progress are handled in between
+GROUP_SEGMENTS = 256  # most segments that become one: a swap opens each of them
+_KEY_BYTES = 24  # bytes of the map per key: a hash of 16 bytes and an offset
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What a pass is about, all of it decided at one moment."""
+    """The input of a pass, read at one moment."""
 
-    segments: tuple[Segment, ...]  # sealed and below `end`, the clean ones too
-    first_dirty: int
-    end: int  # nothing at or above may be touched
+    segments: tuple[Segment, ...]  # the sealed segments below `end`, clean and dirty
+    first_dirty: int  # the first offset that no compaction has read
+    end: int  # records at or above this are not rewritten
     ratio: float
     now_ms: int
     leap_ms: int  # how far the wall clock is ahead of `now_ms`
@@ -64,17 +67,18 @@ class _Bounds:
 
 
 class _LogChangedError(Exception):
-    """The log was cut or trimmed while its segments were being read."""
+    """The log was truncated or its start moved while its segments were being read."""
 
 
 class Compactor:
     """Compacts one partition.  ``Compactor(partition).run()``.
 
-    `memory_bytes` is the map of keys, 24 bytes for each of the dirty part and a tenth more; more
-    keys than fit mean more passes.  Settings left out are those of the partition's configuration.
-    `progress` is called with (bytes read, bytes to read) of the running pass.
+    `memory_bytes` is the size of the map of keys: 24 bytes for each key of the dirty part, plus a
+    tenth.  If the keys do not fit, there are more passes.  Settings that are None are those of the
+    partition's configuration.  `progress` is called with (bytes read, bytes to read) of the running
+    pass.
 
-    Use a Compactor from one thread; the partition may be used by others meanwhile.
+    Use a Compactor from one thread.  Other threads may use the partition at the same time.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Compactor:
     ) -> None:
         if memory_bytes < 2 * _KEY_BYTES:
             raise ValueError(
-                f"memory_bytes must be at least {2 * _KEY_BYTES}, the room of one key, "
+                f"memory_bytes must be at least {2 * _KEY_BYTES}, the space of one key, "
                 f"not {memory_bytes}"
             )
         if io_bytes < 1:
@@ -122,12 +126,12 @@ class Compactor:
     # ---- compaction ----
 
     def run(self, dry_run: bool = False) -> CompactionReport:
-        """Compact what may be and is worth it, in as many passes as the map needs.
+        """Compact the dirty part if its share is large enough, in as many passes as needed.
 
-        With `dry_run` nothing is changed, and the report is that of the first pass.
-        Raises CorruptLogError, and leaves the log as it is, when a segment is damaged; ValueError
-        when the partition is being compacted already.  An interrupt leaves whole segments either
-        as they were or compacted.
+        With `dry_run` nothing is changed, and the report is that of the first pass.  Raise
+        CorruptLogError, without changing the log, if a segment is damaged, and ValueError if the
+        partition is being compacted already.  After an interrupt, each segment is either the old
+        one or a compacted one.
         """
         report = CompactionReport(dry_run=dry_run)
         with self.partition.rewriting() as self._cut:
@@ -139,7 +143,7 @@ class Compactor:
                 return report
             report.bytes_before = sum(segment.size_bytes for segment in bounds.segments)
             if not dry_run:
-                # An older value may only go when what supersedes it would survive a power cut.
+                # A record may be removed only after the record that supersedes it is durable.
                 self.partition.sync()
             try:
                 while bounds.first_dirty < bounds.end:
@@ -157,14 +161,14 @@ class Compactor:
             except (_LogChangedError, FileNotFoundError):
                 if not self._has_changed(bounds.segments):
                     raise
-                report.reason = "the log was cut or trimmed meanwhile: run it again"
+                report.reason = "the log was truncated or trimmed during this run: run it again"
             if not dry_run:
                 left = self._sealed_below(bounds.end)
                 report.bytes_after = sum(segment.size_bytes for segment in left)
         return report
 
     def _has_changed(self, segments: Sequence[Segment]) -> bool:
-        """Whether the log was cut or trimmed since these were its segments."""
+        """Return whether a segment was deleted, or the log truncated, since `segments` was read."""
         here = {segment.base_offset for segment in self.partition.segments}
         gone = any(segment.base_offset not in here for segment in segments)
         return gone or self.partition.was_cut_since(self._cut)
@@ -187,7 +191,7 @@ class Compactor:
         if self.min_lag_ms > 0:
             young = (s.base_offset for s in dirty if _newest_time(s) > now - self.min_lag_ms)
             end = min(end, next(young, end))
-        # The segment that holds the end is left alone whole.
+        # Round down to the start of a segment: the segment that holds `end` is not rewritten.
         end = max(first_dirty, end)
         end = max((s.base_offset for s in segments if s.base_offset <= end), default=end)
         below = tuple(s for s in segments[:-1] if s.base_offset < end)
@@ -210,7 +214,7 @@ class Compactor:
         )
 
     def _why_not(self, bounds: _Bounds) -> str:
-        """Why there is nothing to do; empty when there is."""
+        """Return why nothing is compacted; "" if there is work."""
         if bounds.ratio == 0.0 or bounds.first_dirty >= bounds.end:
             return (
                 f"nothing below offset {bounds.end} is new since the last compaction (records of "
@@ -224,7 +228,7 @@ class Compactor:
         return ""
 
     def _run_pass(self, bounds: _Bounds, report: CompactionReport) -> int:
-        """Compact with as many keys as the map holds; the offset it got to."""
+        """Compact with as many keys as the map holds; return the offset that it reached."""
         dirty_bytes = sum(segment.size_bytes for segment in bounds.dirty)
         self._done = 0
         self._total = dirty_bytes + sum(segment.size_bytes for segment in bounds.segments)
@@ -251,8 +255,11 @@ class Compactor:
         return end
 
     def _read_keys(self, bounds: _Bounds) -> tuple[_native.OffsetMap, int]:
-        """The newest offset of every key in the dirty part, and how far it reaches."""
-        # No more memory than there can be keys: there are no more records than offsets.
+        """Return the newest offset of every key in the dirty part, and the end of that part.
+
+        If the map is full, the end is before `bounds.end`.
+        """
+        # Not more memory than the keys can need: there are no more records than offsets.
         room = (bounds.end - bounds.first_dirty) * _KEY_BYTES * 10 // 9 + 2 * _KEY_BYTES
         keys = _native.OffsetMap(min(self.memory_bytes, room), os.urandom(16))
         transactions = self._transactions(bounds.segments)
@@ -271,18 +278,18 @@ class Compactor:
                     self._advance(position - before)
                     if full:
                         return keys, keys.latest_offset + 1
-        # Gaps at the end need no second look.
+        # Offsets may be missing before `end`: without this, they would stay dirty.
         keys.latest_offset = bounds.end - 1
         return keys, bounds.end
 
     def _first_time(self, segment: Segment) -> int:
-        """The greatest time in a segment's first batch, or -1."""
+        """Return the greatest timestamp of a segment's first batch, or -1."""
         with self._reading(segment) as file:
             header = file.pread(61, 0)
         return int.from_bytes(header[35:43], "big", signed=True) if len(header) == 61 else -1
 
     def _position_of(self, segment: Segment, file: _native.File, offset: int) -> int:
-        """Where to begin reading for an offset: a hint that does not hold costs a longer read."""
+        """Return the position to read from for `offset`; 0 if the index entry is wrong."""
         last, position = segment.offset_index.lookup(offset)
         segment.release()
         header = file.pread(27, position) if position else b""
@@ -299,16 +306,17 @@ class Compactor:
             start_offset=0,
             end_offset=bounds.end,
             now_ms=bounds.now_ms,
-            # A new delete horizon counts from the wall clock, which may be right.
+            # `now_ms` was corrected for a leap of the clock, but the leap may have been right: a
+            # new delete horizon counts from the later time, and keeps tombstones longer.
             delete_retention_ms=min(self.delete_retention_ms + bounds.leap_ms, INT64_MAX),
         )
 
     def _transactions(self, segments: Sequence[Segment]) -> _native.Transactions:
-        """The aborted transactions of the log, from its index files."""
+        """Return the aborted transactions in `segments`, from their index files."""
         return _native.Transactions(b"".join(map(_aborted_in, segments)))
 
     def _groups(self, segments: Sequence[Segment], end: int) -> Iterator[list[Segment]]:
-        """Segments in a row that become one: as many as fit the configured sizes."""
+        """Yield runs of neighbouring segments that together fit the configured segment size."""
         config = self.partition.config
         group: list[Segment] = []
         sizes = [0, 0, 0]
@@ -336,10 +344,10 @@ class Compactor:
     # ---- purging ----
 
     def purge(self, key: bytes, *, dry_run: bool = False) -> CompactionReport:
-        """Remove every record of one key, whatever the cleanup policy; all others stay as they are.
+        """Remove every record of one key, for any cleanup policy.  Other records do not change.
 
-        The active segment is rolled first when it holds the key.  Records that a buffered writer
-        has not handed over, or that are appended meanwhile, are not looked for.
+        If the active segment holds the key, it is rolled first.  Records that a writer still
+        buffers, or that are appended during the purge, are not removed.
         """
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
@@ -374,7 +382,7 @@ class Compactor:
             except (_LogChangedError, FileNotFoundError):
                 if not self._has_changed(segments):
                     raise
-                report.reason = "the log was cut or trimmed meanwhile: run it again"
+                report.reason = "the log was truncated or trimmed during this run: run it again"
         return report
 
     def _count(self, segment: Segment, rules: _Rules) -> dict[str, int]:
@@ -408,7 +416,10 @@ class Compactor:
 
     @contextlib.contextmanager
     def _reading(self, segment: Segment) -> Iterator[_native.File]:
-        """A descriptor of our own, so that none of the segment's stays open behind us."""
+        """Open a descriptor of our own, so that the segment does not keep one open afterwards.
+
+        Raise _LogChangedError if the file is missing, or damaged because of a truncation.
+        """
         try:
             file = self.partition.directory.open(segment_name(segment.base_offset, ".log"))
         except FileNotFoundError:
@@ -439,7 +450,10 @@ class Compactor:
             self._progress(self._done, max(self._done, self._total))
 
     def _rewrite(self, group: list[Segment], rules: _Rules, dry_run: bool) -> dict[str, int]:
-        """One new segment in the place of a group, unless nothing would change."""
+        """Replace a group by one new segment, unless nothing would change; return the counts.
+
+        Order: write and sync all new files as .cleaned, sync the directory, then swap by a plan.
+        """
         if dry_run:
             cleaner = self._cleaner(None, group[0].base_offset, rules)
             for segment in group:
@@ -480,13 +494,13 @@ class Compactor:
             finally:
                 target.close()
         finally:
-            # What a plan speaks of is left to whoever finishes the plan.
+            # If there is a plan, it names these files: the recovery that finishes it needs them.
             for leftover in [] if directory.exists(SWAP_PLAN) else names:
                 directory.unlink(leftover)
         return counts
 
     def _keep_time(self, name: str, segment: Segment) -> None:
-        """The new file is as old as the last of those it replaces."""
+        """Give the new file the times of the last one it replaces: retention may use them."""
         source = segment_name(segment.base_offset, ".log")
         directory = self.partition.directory
         with contextlib.suppress(FileNotFoundError):
@@ -495,10 +509,10 @@ class Compactor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Rules:
-    """What a cleaner is told; either `keys` or `key`."""
+    """Which records a cleaner removes: superseded ones (`keys`) or those of one `key`."""
 
-    keys: _native.OffsetMap | None
-    key: bytes | None
+    keys: _native.OffsetMap | None  # key to newest offset; None for a purge
+    key: bytes | None  # None for a compaction
     transactions: _native.Transactions | None
     start_offset: int
     end_offset: int

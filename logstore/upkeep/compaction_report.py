@@ -1,4 +1,4 @@
-"""CompactionReport: what a compaction kept and removed, by segment."""
+"""CompactionReport: counts of what a compaction kept and removed, in all and by segment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CompactedSegment", "CompactionReport"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompactedSegment:
-    """What became of the segments in [base_offset, end_offset)."""
+    """The segments in [base_offset, end_offset), which became one segment."""
 
     base_offset: int
     end_offset: int
@@ -31,15 +31,15 @@ class CompactedSegment:
 class CompactionReport:
     """What a compaction or a purge did; with ``dry_run``, what it would do.
 
-    Records before and after are those of the segments that were looked at in the last pass.
+    Records before and after are those of the segments that the last pass read.
     """
 
     dry_run: bool = False
-    # Why nothing was done, or not all; empty when all that is allowed was done.
+    # Why nothing, or not everything, was compacted; "" if everything that may be compacted was.
     reason: str = ""
     dirty_ratio: float = 0.0
-    first_dirty_offset: int = 0  # where it began
-    end_offset: int = 0  # everything below has been compacted now
+    first_dirty_offset: int = 0  # start of the dirty part
+    end_offset: int = 0  # everything below this offset is compacted
     passes: int = 0
     records_before: int = 0
     records_after: int = 0

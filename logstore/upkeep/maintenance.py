@@ -1,13 +1,14 @@
-"""Maintenance: what a log needs done from time to time, in one optional thread.
+"""Maintenance: the periodic tasks of a log, in one optional thread.
 
-Retention, compaction, syncing by ``flush.ms`` and ``flush.messages``, checkpoints of a store,
-digests of sealed segments, and forgetting producers that fell silent.  Nothing of it is needed for
-the log to be right: whoever has no use for a thread calls `run_once`, or the same methods of
-Partition and Compactor, by hand.
+The tasks are retention, compaction, syncing by ``flush.ms`` and ``flush.messages``, checkpoints of
+a store, digests of sealed segments, and the expiration of idle producers.  A log is correct without
+any of them.  A program without the thread calls `run_once`, or the methods of Partition and
+Compactor, itself.
 
-Each task of each partition stands alone: an error is kept in `errors`, logged, and tried again when
-the task is next due; the others go on.  What is due when is decided by the clock's steady seconds;
-how old a record is, by its wall time, which `Partition.enforce` guards against leaps.
+Invariant: a failure affects one task of one partition.  The error is kept in `errors` and logged,
+the other tasks run, and the failed task runs again when it is next due.  The clock's monotonic
+seconds decide when a task is due.  The wall time, which `Partition.enforce` guards against leaps,
+decides how old a record is.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ log = logging.getLogger("logstore.maintenance")
 Task = Literal["retention", "compaction", "sync", "producers", "checkpoint", "digests"]
 
 ERRORS_KEPT = 100
-LONGEST_SLEEP = 60.0  # seconds; a partition that was opened meanwhile is noticed by then
+LONGEST_SLEEP = 60.0  # seconds; a partition that is opened during a sleep waits at most this long
 SHORTEST_SLEEP = 0.01
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MaintenanceAct:
-    """Something that was done: by which task, to whom, and what in words."""
+    """One change that a task made."""
 
     task: Task
     where: str  # the partition, or the store's path
-    what: str
+    what: str  # a text for people
 
     def __str__(self) -> str:
         return f"{self.task} of {self.where}: {self.what}"
@@ -58,7 +59,7 @@ class MaintenanceAct:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MaintenanceFault:
-    """Something that went wrong; the task is tried again when it is next due."""
+    """One failure of a task.  The task runs again when it is next due."""
 
     task: Task
     where: str
@@ -71,7 +72,7 @@ class MaintenanceFault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """One round.  `due` tells in how many seconds each task is next due; None: never."""
+    """The result of one round.  `due` is the seconds until each task is due; None: never."""
 
     acts: list[MaintenanceAct]
     faults: list[MaintenanceFault]
@@ -84,11 +85,12 @@ class MaintenanceReport:
 class Maintenance:
     """Maintains the partitions of a store, or those that are given.
 
-    ``with Maintenance(store): ...`` runs a daemon thread meanwhile; `start` and `stop` do the same.
-    Without them nothing happens but in `run_once`.  Intervals are seconds; None leaves a task out.
-    How a partition is maintained, its configuration says.
+    ``with Maintenance(store): ...`` runs a daemon thread during the block; so do `start` and
+    `stop`.  Without a thread, only `run_once` does something.  Intervals are seconds; None turns a
+    task off.  The configuration of a partition decides what the tasks do.
 
-    The thread ends by itself when the store, or every partition, is closed.
+    The thread ends by itself when the store, or every partition, is closed.  It holds only a weak
+    reference to this object, so an object that is no longer used ends the thread, too.
     """
 
     def __init__(
@@ -120,10 +122,10 @@ class Maintenance:
             if seconds is not None and not seconds > 0:
                 raise ValueError(f"{task}: an interval is more than 0 seconds, not {seconds}")
         self._due: dict[Task, float] = dict.fromkeys(self._every, float("-inf"))
-        # When each partition with records that are not durable was last found without any.
+        # For each partition, the time at which all of its records were last durable.
         self._durable_at: weakref.WeakKeyDictionary[Partition, float]
         self._durable_at = weakref.WeakKeyDictionary()
-        self._round = threading.Lock()
+        self._round = threading.Lock()  # one round at a time: the thread's or a caller's
         self._stopped = Gate()
         self._thread: threading.Thread | None = None
         self._faults: collections.deque[MaintenanceFault]
@@ -132,9 +134,9 @@ class Maintenance:
     # ---- a round ----
 
     def run_once(self, now: int | datetime.datetime | None = None) -> MaintenanceReport:
-        """Do what is due, and say what was done and when the rest is due.
+        """Run the tasks that are due; return what they did and when each is next due.
 
-        With `now`, a wall time, everything is due, and ages are judged by it.
+        With `now`, a wall time, every task is due, and ages are computed with it.
         """
         acts: list[MaintenanceAct] = []
         faults: list[MaintenanceFault] = []
@@ -163,7 +165,10 @@ class Maintenance:
     def _work_of(
         self, task: Task, now: int | datetime.datetime | None
     ) -> Iterator[tuple[str, Callable[[], str]]]:
-        """What a task does: (to whom, an act that answers in words, or "" for nothing)."""
+        """Yield (name, function) for each partition or store of a task.
+
+        The function does the work and returns a text, or "" if there was nothing to do.
+        """
         if task == "checkpoint":
             store = self._store
             assert store is not None
@@ -174,7 +179,10 @@ class Maintenance:
             yield where, functools.partial(self._do, task, partition, now)
 
     def _partitions(self) -> Iterator[tuple[str, Callable[[], Partition]]]:
-        """(name, how to get it): opening one may fail, and then concerns that one alone."""
+        """Yield (name, function that returns the partition).
+
+        The function may open the partition; if that fails, only this partition is affected.
+        """
         for partition in self._given:
             yield partition.name, functools.partial(_itself, partition)
         store = self._store
@@ -198,7 +206,7 @@ class Maintenance:
         except ClosedError:
             if not _is_closed(partition):
                 raise
-            return ""  # closed under our hands
+            return ""  # another thread closed the partition
 
     def _do_to(self, partition: Partition, task: Task, now: int | datetime.datetime | None) -> str:
         if task == "retention":
@@ -223,7 +231,7 @@ class Maintenance:
     ) -> None:
         try:
             what = act()
-        except Exception as error:  # whatever it is, the others must go on
+        except Exception as error:  # any error: the other tasks and partitions must run
             if isinstance(error, ClosedError) and self._is_over():
                 return
             fault = MaintenanceFault(task, where, self._clock.time_ms(), error)
@@ -244,7 +252,10 @@ class Maintenance:
         return str(report) if report.segments else ""
 
     def _sync(self, partition: Partition, at_once: bool) -> str:
-        """flush.ms counts from the last moment at which nothing was left to sync."""
+        """Sync if flush.ms or flush.messages is reached.
+
+        flush.ms counts from the last time at which all records were durable.
+        """
         steady = self._clock.monotonic()
         behind = partition.end_offset - partition.durable_offset
         if behind <= 0:
@@ -262,7 +273,7 @@ class Maintenance:
     # ---- the thread ----
 
     def start(self) -> Self:
-        """Run rounds in a thread until `stop`.  Starting twice is harmless."""
+        """Run rounds in a thread until `stop`.  Does nothing if the thread runs."""
         if self._thread is None or not self._thread.is_alive():
             self._stopped = Gate()
             thread = threading.Thread(
@@ -274,7 +285,10 @@ class Maintenance:
         return self
 
     def stop(self) -> None:
-        """End the thread, after the act it is in.  Stopping twice is harmless."""
+        """End the thread and wait for it; the round that it is in is finished first.
+
+        Does nothing if no thread runs.
+        """
         self._stopped.open()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -283,16 +297,16 @@ class Maintenance:
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def errors(self) -> list[MaintenanceFault]:
-        """What went wrong lately, oldest first; the last hundred are kept."""
+        """Return the last hundred failures, oldest first."""
         return list(self._faults)
 
     def _is_over(self) -> bool:
-        """Whether there is nothing left to maintain."""
+        """Return whether the store, or every partition, is closed."""
         if self._store is not None:
             return self._store.closed
         return all(partition.closed for partition in self._given)
@@ -318,7 +332,10 @@ class Maintenance:
 
 
 def _run(maintenance: weakref.ref[Maintenance], stopped: Gate) -> None:
-    """The thread.  It keeps nothing alive while it sleeps: what is dropped is dropped."""
+    """Run rounds until stopped.  The function of the thread.
+
+    While it sleeps it holds only the weak reference, so that the Maintenance can be collected.
+    """
     while not stopped.opened:
         this = maintenance()
         if this is None or this._is_over():
@@ -327,7 +344,8 @@ def _run(maintenance: weakref.ref[Maintenance], stopped: Gate) -> None:
         this.run_once()
         seconds = this._sleep_seconds()
         del this
-        # At most half of the time is spent on maintenance, however much there is to do.
+        # Sleep as long as the round took, up to a second: short rounds take at most half of the
+        # time.
         stopped.wait(max(seconds, min(time.monotonic() - began, 1.0)))
 
 

@@ -1,14 +1,15 @@
-"""Repair: the smallest change that makes a sound log of a damaged one, when its owner says so.
+"""repair: makes a damaged log valid again, with as few changes as possible.
 
-``repair(path)`` looks and plans; ``repair(path, dry_run=False)`` does it.  What can be made again
-from the log (indexes, snapshots, checkpoints, digests) is.  Where records are lost for good,
-nothing is done without ``accept_loss=True``: then the damaged bytes are cut out, the records around
-them keep their offsets, and the hole is a gap as compaction leaves them.
+``repair(path)`` inspects and plans; ``repair(path, dry_run=False)`` makes the changes.  Indexes,
+snapshots and checkpoints are made again from the log.  If records are lost, nothing is changed
+without ``accept_loss=True``.  With it, the damaged bytes are removed, the records around them keep
+their offsets, and the missing offsets are a gap, as after a compaction.
 
-Nothing is thrown away: what is cut or replaced stays beside its file as ``<name>.cut-<n>``.  A
-receipt (``logstore.repair-<n>.json``) says what was done to which file, with checksums before and
-after; it is there, unfinished, before the first change.  A repair that is killed leaves every file
-old or new, and can be run again.
+Invariant: no byte of the log is deleted.  Damaged bytes, and the side files that a step replaces,
+are first copied or renamed to ``<name>.cut-<n>`` in the same directory.  A receipt
+(``logstore.repair-<n>.json``) lists the changed files with their checksums before and after; it
+exists, unfinished, before the first change.  If a repair is killed, each file is the old or the new
+one, and the repair can be run again.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ __all__ = ["repair"]
 log = logging.getLogger("logstore.repair")
 
 _COPY_BYTES = 1 << 20
+
+# The step for each kind of problem.  A kind in none of the four sets is only reported.
+# Rename the file; the next open for writing makes it again from the log.
 _SET_ASIDE = {
     ProblemKind.DAMAGED_DIGEST,
     ProblemKind.DAMAGED_TRANSACTION_INDEX,
@@ -59,21 +63,24 @@ _SET_ASIDE = {
     ProblemKind.DAMAGED_STATE,
     ProblemKind.DAMAGED_CHECKPOINT,
 }
+# Rebuild the index files from the .log file.
 _REBUILD = {
     ProblemKind.DAMAGED_INDEX,
     ProblemKind.MISSING_INDEX,
     ProblemKind.DAMAGED_TIME_INDEX,
 }
+# Open the partition for writing: recovery handles these.
 _OPEN = {
     ProblemKind.TORN_TAIL,
     ProblemKind.DAMAGED_PLAN,
     ProblemKind.UNFINISHED_PLAN,
     ProblemKind.FAILED_SYNC,
 }
+# Steps that lose records, settings or an identity: only with accept_loss.
 _LOSING = {
     ProblemKind.DAMAGED_BATCH: "cut the damaged bytes out",
-    ProblemKind.DIGEST_MISMATCH: "take the file as it is, and note its digest anew",
-    ProblemKind.DAMAGED_CATALOGUE: "set it aside: topics go on with default settings",
+    ProblemKind.DIGEST_MISMATCH: "accept the file, and write a new digest",
+    ProblemKind.DAMAGED_CATALOGUE: "set it aside: topics get default settings",
     ProblemKind.DAMAGED_IDENTITY: "set it aside: the next open makes a new identity",
 }
 
@@ -86,11 +93,11 @@ def repair(
     config: PartitionConfig | Mapping[str, Any] | None = None,
     progress: CheckProgress | None = None,
 ) -> Repair:
-    """Plan, and with ``dry_run=False`` do, what makes a store or a partition sound again.
+    """Plan the repair of a store or a partition; with ``dry_run=False``, also do it.
 
-    `accept_loss` is needed wherever records, settings or an identity are given up.  `config` is
-    what the logs are opened with.  Raises LockedError when someone has it open for writing, and
-    whatever the disk raises: then a part was done, the receipt says which, and it can be run again.
+    Steps that lose records, settings or an identity need `accept_loss`.  The logs are opened with
+    `config`.  Raise LockedError if another handle has the path open for writing.  An OSError leaves
+    a part of the steps done: the receipt lists them, and the repair can be run again.
     """
     directory = Directory(path)
     try:
@@ -134,12 +141,16 @@ class _Mender:
             self._lock.release()
             self._lock = None
         if self._alone and done.steps:
-            # It takes its own lock; what is left to do is what every opening does.
+            # After the release, because the open takes the lock itself.  Recovery then makes the
+            # files that were set aside.
             Partition.open(self._directory.path, config=self._config, create=False).close()
         return done
 
     def _is_amid_a_change(self, directory: Directory) -> bool:
-        """Whether a plan says how the files will look: only then can they be judged."""
+        """Return whether a change of the files is unfinished.
+
+        Recovery must finish it first: in between, correct files look damaged.
+        """
         return any(map(directory.exists, (SWAP_PLAN, TRUNCATION_PLAN, FailedSync.NAME)))
 
     def _finish_changes(self) -> None:
@@ -152,7 +163,7 @@ class _Mender:
                 if amid:
                     self._open_and_close(f"{topic}-{number}")
 
-    # ---- looking ----
+    # ---- inspecting and planning ----
 
     def _problems(self) -> list[Problem]:
         if self._alone:
@@ -202,11 +213,11 @@ class _Mender:
         if kinds & _REBUILD:
             return [RepairStep("rebuild", path, "rebuild it from the log", found)], []
         if kinds & _SET_ASIDE:
-            return [RepairStep("set-aside", path, "set it aside, to be made anew", found)], []
+            return [RepairStep("set-aside", path, "set it aside, to be made again", found)], []
         if ProblemKind.DAMAGED_METADATA in kinds and self._topic_id_for(path) is not None:
             return [RepairStep("rewrite", path, "write it from the catalogue", found)], []
         if kinds & _OPEN and not self._is_root(path):
-            return [RepairStep("open", path, "let opening finish or undo it", found)], []
+            return [RepairStep("open", path, "open the log, to finish or undo it", found)], []
         return [], list(problems)
 
     def _is_root(self, path: Path) -> bool:
@@ -226,7 +237,7 @@ class _Mender:
     def _apply(self, done: Repair) -> None:
         receipt = Receipt(self._directory, done, self._accept_loss)
         done.receipt = receipt.path
-        receipt.write(finished=False)
+        receipt.write(finished=False)  # before the first change
         touched: dict[str, None] = {}
         for step in done.steps:
             below = "" if self._alone or self._is_root(step.path) else step.path.parent.name
@@ -272,11 +283,11 @@ class _Mender:
             self._cut(directory, base_offset_of(name), step.problems)
 
     def _segment(self, directory: Directory, base: int) -> Segment:
-        """Alone: gaps are allowed in it."""
+        """Return a segment without its neighbours, in which offsets may be missing."""
         return View(directory, self._config, SystemClock()).make_segment(base, False)
 
     def _rebuild(self, directory: Directory, base: int) -> None:
-        """Both indexes, as far as the log is sound; opening does not believe them further."""
+        """Rebuild both indexes, unless the .log file is damaged: then they cannot be complete."""
         segment = self._segment(directory, base)
         contents = segment.walk()
         if contents.stopped == "end":
@@ -289,7 +300,12 @@ class _Mender:
     # ---- cutting damage out ----
 
     def _cut(self, directory: Directory, base: int, problems: Iterable[Problem]) -> None:
-        """A new file without the damaged stretches, in the place of the old one."""
+        """Replace a .log file by one without the damaged bytes.
+
+        Order: copy the damaged bytes aside, allow gaps in the state file, write and sync the new
+        files as .cleaned, then swap by a plan.  A crash before the plan is complete leaves the old
+        files; after it, recovery finishes the swap.
+        """
         name = segment_name(base, ".log")
         size = directory.size(name)
         holes = sorted(
@@ -309,7 +325,7 @@ class _Mender:
         found = digest_of(directory, target)
         assert found is not None
         if base != max(base_offset_of(each) for each in directory.names() if each.endswith(".log")):
-            # Of sealed ones alone: the last is appended to.
+            # Only a sealed segment has a digest: the last one is appended to.
             digests = {suffix: digest(content) for suffix, content in files.items()}
             files[DIGEST_SUFFIX] = SegmentDigest(found, digests).encode()
         for suffix, content in files.items():
@@ -355,7 +371,7 @@ class _Mender:
         return contents._replace(times=segment.final_times(contents))
 
     def _open_and_close(self, name: str) -> None:
-        """Let opening make what was set aside, and finish what a crash left."""
+        """Open a partition for writing: recovery makes the files that were set aside."""
         Partition.open_in_store(
             self._directory,
             name,
@@ -382,7 +398,7 @@ def _keep_copy(directory: Directory, name: str) -> None:
 
 
 def _copy(source: _native.File, start: int, end: int, target: _native.File, position: int) -> int:
-    """Copy [start, end) to a position; the position behind it."""
+    """Copy the bytes [start, end) to `position`; return the position after them."""
     while start < end:
         piece = source.pread(min(_COPY_BYTES, end - start), start)
         if not piece:
@@ -412,7 +428,11 @@ def _copy_around(
 
 
 def _allow_gaps(directory: Directory) -> None:
-    """Offsets may be missing from now on; known before the first file is replaced."""
+    """Allow missing offsets up to the end of the log.
+
+    This is written before the first file is replaced: otherwise a crash in between would leave a
+    gap that a later check reports as damage.
+    """
     state = PartitionState.read(directory)
     if state is not None:
         changed = dataclasses.replace(

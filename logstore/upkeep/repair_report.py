@@ -1,4 +1,4 @@
-"""Repair: the steps of a repair, and the receipt that lists them as JSON."""
+"""Repair: the steps of a repair; Receipt: the file that lists them as JSON."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Repair", "RepairStep"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RepairStep:
-    """One change, and the problems it is for."""
+    """One change, and the problems that it corrects."""
 
     action: str  # "rebuild", "set-aside", "rewrite", "cut", "accept" or "open"
     path: Path
     what: str
     problems: tuple[Problem, ...]
-    loses: tuple[range, ...] = ()  # offsets that cannot be read any more
+    loses: tuple[range, ...] = ()  # offsets that no longer exist after the change
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
+        """Return all of the step, in types of JSON."""
         return {
             "action": self.action,
             "path": str(self.path),
@@ -43,16 +43,16 @@ class RepairStep:
 
 @dataclasses.dataclass(slots=True)
 class Repair:
-    """What a repair did; with ``dry_run``, what it would do."""
+    """The steps that a repair did; with ``dry_run``, the steps that it would do."""
 
     path: Path
     dry_run: bool
     steps: list[RepairStep]
-    left: list[Problem]  # nothing is done about these, or not without accept_loss
+    left: list[Problem]  # problems without a step, or with one that needs accept_loss
     receipt: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON has."""
+        """Return all of the repair, in types of JSON."""
         return {
             "path": str(self.path),
             "dry_run": self.dry_run,
@@ -75,7 +75,11 @@ class Repair:
 
 
 class Receipt:
-    """What was done, in a file beside what it was done to."""
+    """The file ``logstore.repair-<n>.json`` in the repaired directory.
+
+    It is written, with "finished": false, before the first change, and replaced after each step.
+    So after a crash it lists every finished step.
+    """
 
     def __init__(self, directory: Directory, done: Repair, accept_loss: bool) -> None:
         self._directory = directory
@@ -100,7 +104,7 @@ class Receipt:
         before: tuple[int, int] | None,
         after: tuple[int, int] | None,
     ) -> None:
-        """A step was done: size and CRC-32C of its file before and after; None: no file."""
+        """Add a finished step; `before` and `after` are size and CRC-32C of its file, if any."""
         done = {"action": step.action, "path": str(step.path), "before": before, "after": after}
         self._content["done"].append(done)
         self.write(finished=False)

@@ -383,7 +383,7 @@ def test_a_cut_while_segments_are_rewritten_stops_it(make_log: MakeLog) -> None:
             log.truncate(newer)
 
     report = Compactor(log, progress=cut).run()
-    assert "cut or trimmed" in report.reason
+    assert "truncated or trimmed" in report.reason
     found = log.get(b"precious")
     assert found is not None and found.value == b"old"
     assert log.first_dirty_offset == 0
@@ -394,7 +394,7 @@ def test_a_trim_meanwhile_stops_it(make_log: MakeLog) -> None:
     log = make_log(segment_bytes=1024)
     fill(log)
     report = Compactor(log, progress=lambda done, total: log.trim(40)).run()
-    assert "cut or trimmed" in report.reason
+    assert "truncated or trimmed" in report.reason
     assert log.start_offset == 40
     assert [offset for offset, _, _ in contents(log)] == list(range(40, 60))
     Compactor(log).run()

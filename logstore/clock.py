@@ -1,11 +1,12 @@
 """Clocks: logstore reads every time through one of these.
 
 Record timestamps and roll decisions use wall-clock milliseconds; waiting uses monotonic seconds.
-Every decision that forgets something because of its age uses `GuardedClock.now_ms`: retention,
-compaction, and the expiry of producers, transactions, transactional ids, committed offsets and
-dedupe windows.  A new timestamp still is the time of the wall clock.  The guarded time is never
-later than the wall clock, so a timestamp that was written during a leap only makes its owner
-younger.
+Every decision that deletes or expires something because of its age uses `GuardedClock.now_ms`:
+retention, compaction, and the expiry of producers, transactions, transactional ids, committed
+offsets and dedupe windows.  New timestamps are always those of the wall clock.
+
+Invariant: the guarded time is never later than the wall clock.  So a timestamp that was written
+during a leap makes a record younger, and never older.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
-    """What a clock must offer."""
+    """The two times that a clock has."""
 
     def time_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return milliseconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never decrease."""
 
 
 class SystemClock:
@@ -39,7 +40,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        # Counts the time that a machine sleeps, where that can be had: waking up is no leap.
+        # CLOCK_BOOTTIME, where it exists, counts the time that a machine is suspended: a resume is
+        # then no leap.
         return time.clock_gettime(_STEADY)
 
     def __repr__(self) -> str:
@@ -47,7 +49,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until told: for tests.
+    """A clock that moves only by `advance` and `leap`: for tests.
 
     >>> clock = ManualClock(1000)
     >>> clock.advance(500)
@@ -66,11 +68,11 @@ class ManualClock:
         return (self.now_ms - self._leapt_ms) / 1000
 
     def advance(self, ms: int) -> None:
-        """Let `ms` milliseconds pass."""
+        """Advance both times by `ms` milliseconds."""
         self.now_ms += ms
 
     def leap(self, ms: int) -> None:
-        """Set the wall clock ahead (or back) by `ms`, while no time passes."""
+        """Set the wall clock ahead (or back) by `ms`; the monotonic time does not change."""
         self.now_ms += ms
         self._leapt_ms += ms
 
@@ -79,24 +81,27 @@ class ManualClock:
 
 
 class _Seen(NamedTuple):
-    """What a guard knows.  One assignment replaces it: an interrupt or a thread splits no look."""
+    """The state of a guard.  Immutable: one assignment replaces it.
+
+    So no lock is needed, and an interrupt or another thread never sees half of a change.
+    """
 
     wall_ms: int
     steady_ms: int
-    room_ms: float  # how far the wall clock may still run ahead without a leap
-    leap_ms: int = 0  # how far the wall clock is ahead of the time that is used
+    room_ms: float  # how much more the wall clock may gain before it counts as a leap
+    leap_ms: int = 0  # how far the wall clock is ahead of the guarded time
     leapt_at_ms: int = 0  # steady time of the last leap
 
 
 class ClockGuard:
-    """Wall time that does not run ahead of steady time.
+    """Wall time without leaps ahead of steady (monotonic) time.
 
-    A clock that leaps forward (a wrong time server, a typing error) would make every record look
-    old at once.  Each look compares how far the wall clock and the steady clock moved since the
-    last look.  The wall clock may gain 1 % of the steady time, and `tolerance_ms` on top: a gain
-    uses the tolerance up, and steady time restores it.  A larger gain is a leap.  A leap is
-    subtracted until it has lasted for `believe_after_ms` of steady time.  A clock that is set back
-    is used at once: it makes records look younger.
+    If the wall clock leaps forward (a wrong time server, a typing error), every record seems old at
+    once.  Each `look` compares how far the wall clock and the steady clock moved since the last
+    one.  The wall clock may gain 1 % of the steady time, plus `tolerance_ms`.  A gain uses up the
+    tolerance, and steady time restores it.  A larger gain is a leap.  A leap is subtracted until it
+    has lasted for `believe_after_ms` of steady time.  If the clock is set back, the new time counts
+    at once, because it makes records younger.
     """
 
     def __init__(
@@ -113,11 +118,11 @@ class ClockGuard:
 
     @property
     def leap_ms(self) -> int:
-        """How far the wall clock is ahead, as of the last look."""
+        """Return how far the wall clock was ahead of the guarded time at the last `look`."""
         return self._seen.leap_ms
 
     def look(self, wall_ms: int, steady: float) -> int:
-        """Return the time to judge ages by, in milliseconds."""
+        """Return the guarded time in milliseconds: ages are computed with it."""
         seen = self._seen
         steady_ms = round(steady * 1000)
         passed = max(0, steady_ms - seen.steady_ms)
@@ -138,13 +143,13 @@ class ClockGuard:
 
 
 class GuardedClock:
-    """A clock and its guard: the time that decides what is old enough to be forgotten.
+    """A clock and its guard: the time that decides what is old enough to be deleted.
 
-    `GuardedClock.of` returns the one of a clock; all SystemClocks share one, which is as old as the
-    process.  A leap inside of a process is noticed.  A process that starts has nothing to compare
-    its clock with: the machine may have been off for that long.
+    `GuardedClock.of` returns the one of a clock.  All SystemClocks share one, which starts with the
+    process.  It finds a leap that happens during the process.  It cannot find an earlier one: the
+    machine may have been off for that time.
 
-    Threads share it.
+    Threads may share it.
 
     >>> clock = ManualClock(1000)
     >>> guarded = GuardedClock.of(clock)
@@ -164,7 +169,8 @@ class GuardedClock:
         """Return the guarded clock of a clock; None: of the machine's own."""
         if clock is None or isinstance(clock, SystemClock):
             return _system
-        # The value keeps the clock alive, so no other clock can have its id.
+        # `_guarded` holds its values weakly.  While the value lives it keeps its clock alive, so no
+        # other clock can have the same id.
         guarded = _guarded.get(id(clock))
         if guarded is None:
             guarded = _guarded.setdefault(id(clock), cls(clock))
@@ -172,11 +178,11 @@ class GuardedClock:
 
     @property
     def leap_ms(self) -> int:
-        """How far the wall clock is ahead of `now_ms`, as of the last look."""
+        """Return how far the wall clock was ahead of the last `now_ms`."""
         return self._guard.leap_ms
 
     def now_ms(self) -> int:
-        """Return the wall clock's time, less what it leapt ahead."""
+        """Return the wall clock's time without the leap, if there is one."""
         before = self._guard.leap_ms
         now = self._guard.look(self.clock.time_ms(), self.clock.monotonic())
         leap = self._guard.leap_ms

@@ -1,4 +1,4 @@
-"""Closeable: what is closed at the end of a ``with`` block."""
+"""Closeable: a base class for objects that a ``with`` block closes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Closeable"]
 
 
 class Closeable:
-    """Has a `close`, which ``with`` calls whatever happened inside."""
+    """Calls `close` at the end of a ``with`` block, also after an exception."""
 
     __slots__ = ()
 

@@ -4,8 +4,10 @@ One default differs where Kafka's deletes records: a log may be the only copy, s
 records until `retention_ms` or `retention_bytes` is set.
 
 ``PartitionConfig(segment_bytes=1 << 20)`` and ``{"segment.bytes": 1 << 20}`` mean the same; the
-dotted names are Kafka's, and are used wherever configuration is shown or typed by a person.  One
-class serves a topic and its partitions: a topic's settings are those of each of its partitions.
+dotted names are Kafka's, and are used in files, in the command line and in error texts.  The
+settings of a topic are those of each of its partitions.
+
+Invariant: a PartitionConfig is valid and never changes.  Every value is checked when it is made.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ class ConfigError(LogStoreError, ValueError):
 
 
 def dotted(name: str) -> str:
-    """Kafka's spelling of a field name."""
+    """Return Kafka's spelling of a field name."""
     return name.replace("_", ".")
 
 
 def _setting(default: Any, **rule: object) -> Any:
-    """A field whose rule is checked whenever a config is made."""
+    """Return a field whose `rule` is checked when a config is made."""
     return dataclasses.field(default=default, metadata=rule)
 
 
@@ -59,14 +61,14 @@ class PartitionConfig:
     segment_ms: int = _integer(604_800_000, 1)
     # Spread time-based rolls over this span, so that many partitions do not roll at once.
     segment_jitter_ms: int = _integer(0, 0)
-    # Room for either index of a segment; a full index rolls the segment.
+    # Largest size of an index file; a full index rolls the segment.
     segment_index_bytes: int = _integer(10_485_760, 24, INT32_MAX)
     # One index entry for this many bytes.  Smaller: faster random reads, larger indexes.
     index_interval_bytes: int = _integer(4096, 0, INT32_MAX)
-    # Kafka keeps a deleted segment's files this long; logstore's readers hold what they read open,
-    # so here the space is given back at once.
+    # Kafka keeps a deleted segment's files this long.  Not used: readers keep their files open, so
+    # logstore deletes at once.
     file_delete_delay_ms: int = _integer(60_000, 0)
-    # Kafka reserves a segment's whole file in advance; logstore never does.
+    # Kafka allocates a segment's whole file in advance.  Not used: logstore never does.
     preallocate: bool = _setting(False)
 
     # ---- what is admitted ----
@@ -77,37 +79,37 @@ class PartitionConfig:
     message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = _choice(
         "CreateTime", "CreateTime", "LogAppendTime"
     )
-    # How far a record's own time may lie in the past or future.
+    # How far a record's own time may be in the past or future.
     message_timestamp_before_max_ms: int = _integer(INT64_MAX, 0)
     message_timestamp_after_max_ms: int = _integer(INT64_MAX, 0)
-    # What append() and extend() compress with.  "producer": what the writer asks for, else nothing.
+    # The codec of append() and extend().  "producer": that of the writer, by default none.
     compression_type: Literal[
         "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
     ] = _choice("producer", "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
-    # How hard that tries; -1 is gzip's own default.
+    # Higher: smaller batches, slower appends.  -1 is gzip's own default.
     compression_gzip_level: int = _integer(-1, 1, 9, but=-1)
     compression_lz4_level: int = _integer(9, 1, 17)
     compression_zstd_level: int = _integer(3, -131_072, 22)
-    # A compressed batch that unpacks to more than this is refused, read or written.
+    # A batch that decompresses to more than this is refused by reads and writes.
     max_decompressed_message_bytes: int = _integer(64 << 20, 1024, INT32_MAX)
-    # An idempotent producer that was silent this long is forgotten.
+    # The state of an idempotent producer that is idle for this long is removed.
     producer_id_expiration_ms: int = _integer(86_400_000, 1)
 
     # ---- what is kept ----
 
     # "delete": by age and size; "compact": the newest record of every key; or both.
     cleanup_policy: str = _setting("delete", policies=("compact", "delete"))
-    # Segments whose records are all older go; -1 keeps them for ever.  Kafka's default is 7 days.
+    # Delete a segment if all of its records are older; -1 keeps all.  Kafka's default is 7 days.
     retention_ms: int = _integer(-1, -1)
-    # The oldest segments go while the partition is larger; -1 sets no limit.
+    # Delete the oldest segments while the partition is larger; -1 sets no limit.
     retention_bytes: int = _integer(-1, -1)
-    # How long a tombstone stays readable after compaction has met it.
+    # How long a tombstone stays readable after the first compaction that read it.
     delete_retention_ms: int = _integer(86_400_000, 0)
     # Records younger than this are not compacted.
     min_compaction_lag_ms: int = _integer(0, 0)
-    # A record older than this makes compaction due, however little there is to gain.
+    # Compact if a record is older than this, for any dirty ratio.
     max_compaction_lag_ms: int = _integer(INT64_MAX, 1)
-    # Compaction is due when this much of the log has not been through it.
+    # Compact if this share of the log's bytes has not been compacted.
     min_cleanable_dirty_ratio: float = _setting(0.5, least=0.0, most=1.0)
 
     # ---- flushing and replicas ----
@@ -115,7 +117,7 @@ class PartitionConfig:
     # Sync after this many records, or milliseconds; durability="fsync" syncs every append anyway.
     flush_messages: int = _integer(INT64_MAX, 1)
     flush_ms: int = _integer(INT64_MAX, 0)
-    # Kept for replication and for Kafka's clients; one copy has no use for them.
+    # For replication and Kafka's clients.  Not used by a log with one copy.
     min_insync_replicas: int = _integer(1, 1, INT32_MAX)
     unclean_leader_election_enable: bool = _setting(False)
 
@@ -133,9 +135,9 @@ class PartitionConfig:
 
     @classmethod
     def of(cls, config: PartitionConfig | Mapping[str, Any] | None) -> PartitionConfig:
-        """A config from what a user gave: None, a config, or a mapping with either spelling.
+        """Return the config for None (the defaults), a config, or a mapping with either spelling.
 
-        A mapping may give numbers and truth values as text, as Kafka's tools do.
+        Numbers and truth values of a mapping may be text, as in Kafka's tools.
         """
         if config is None:
             return cls()
@@ -146,7 +148,7 @@ class PartitionConfig:
         return cls().with_settings(config)
 
     def with_settings(self, settings: Mapping[str, Any]) -> PartitionConfig:
-        """The same with some settings changed; a value of None means the default again."""
+        """Return a copy with some settings changed; a value of None is the default."""
         known = {field.name: field for field in dataclasses.fields(self)}
         changes: dict[str, Any] = {}
         for name, value in settings.items():
@@ -157,11 +159,11 @@ class PartitionConfig:
         return dataclasses.replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings by their dotted names."""
+        """Return all settings by their dotted names."""
         return {dotted(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, by their dotted names."""
+        """Return the settings that differ from their defaults, by their dotted names."""
         return {
             dotted(f.name): value
             for f in dataclasses.fields(self)
@@ -170,22 +172,22 @@ class PartitionConfig:
 
     @property
     def deletes(self) -> bool:
-        """Whether old segments go by age and size."""
+        """Return whether segments are deleted by age and size."""
         return "delete" in self.cleanup_policy
 
     @property
     def compacts(self) -> bool:
-        """Whether compaction keeps only the newest record of every key."""
+        """Return whether compaction keeps only the newest record of every key."""
         return "compact" in self.cleanup_policy
 
     def compression_level(self, codec: str) -> int | None:
-        """The configured level of a codec; None for one that has no levels."""
+        """Return the configured level of a codec, or None if it has no levels."""
         level: int | None = getattr(self, f"compression_{codec}_level", None)
         return level
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    import difflib  # for an error alone
+    import difflib  # imported here, because only this error needs it
 
     near = difflib.get_close_matches(name.replace("_", "."), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
@@ -193,7 +195,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _parsed(field: dataclasses.Field[Any], value: object) -> object:
-    """A value that came as text, as its setting's type; anything else as it is."""
+    """Return the text `value` as its setting's type; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -205,12 +207,12 @@ def _parsed(field: dataclasses.Field[Any], value: object) -> object:
         if isinstance(field.default, float):
             return float(text)
     except ValueError:
-        return value  # the check says what is allowed
+        return value  # `_checked` raises, and names the allowed values
     return text
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value as it is kept, or ConfigError with the name, the value and what is allowed."""
+    """Return the value to keep; raise ConfigError with the name, the value and the limits."""
     name, rule = dotted(field.name), field.metadata
     if "policies" in rule:
         return _policy(name, value, rule["policies"])
@@ -233,7 +235,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _policy(name: str, value: Any, policies: tuple[str, ...]) -> str:
-    """Kafka's list, sorted and without repetition: ``compact,delete``."""
+    """Return Kafka's list, sorted and without repetition: ``compact,delete``."""
     if isinstance(value, str):
         words = [word.strip() for word in value.split(",")]
     elif isinstance(value, Iterable):
@@ -246,7 +248,7 @@ def _policy(name: str, value: Any, policies: tuple[str, ...]) -> str:
 
 
 def wants_fsync(durability: object) -> bool:
-    """Whether a durability level means "on stable storage before it returns"."""
+    """Return whether an append returns only after its records are on stable storage."""
     if durability == "fsync":
         return True
     if durability == "os":

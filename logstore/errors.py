@@ -1,36 +1,36 @@
-"""Every exception that logstore raises on its own account.
+"""The exceptions of logstore.  All of them are LogStoreErrors, and most are a builtin error, too.
 
     LogStoreError
       ClosedError                 ValueError     used after close()
         ForkedHandleError                        used in a child process after fork
       ReadOnlyError               ValueError     a write through readonly=True
       OffsetOutOfRangeError       IndexError     outside [start_offset, end_offset)
-        LogTruncatedError                        the log was cut below a reader's position
-      RecordNotFoundError         LookupError    inside, but compacted away
+        LogTruncatedError                        the log was truncated below a reader's position
+      RecordNotFoundError         LookupError    inside the log, but removed by compaction
       RecordTooLargeError         ValueError
       InvalidRecordError          ValueError     a record that can never be stored
       InvalidNameError            ValueError     not a topic-N directory name
-      NotALogError                ValueError     a directory that holds something else
+      NotALogError                ValueError     a directory that does not hold a log
       UnsafeFileSystemError       ValueError     NFS, SMB, 9p or FUSE: see allow_unsafe_fs
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
         CodecUnavailableError                    the codec's package is not installed
-      FencedError                 ValueError     someone with a higher epoch has taken over
-      CorruptLogError             ValueError     bytes that cannot be what was written
+      FencedError                 ValueError     the caller's epoch is not the newest
+      CorruptLogError             ValueError     bytes of the log are damaged
       UnknownTopicError           KeyError       no such topic in the store
-      TopicExistsError            ValueError     a topic of that name is there already
-      ConflictError               RuntimeError   the log's end is not where the caller expects it
+      TopicExistsError            ValueError     a topic of that name exists
+      ConflictError               RuntimeError   the log does not end where the caller expects
       OutOfOrderSequenceError     ValueError     a batch that does not follow the producer's last
-      TransactionAbortedError     RuntimeError   the transaction is over, and not committed
-      TransactionStateError       RuntimeError   not now: no transaction, or one that is ending
+      TransactionAbortedError     RuntimeError   the transaction was aborted
+      TransactionStateError       RuntimeError   no transaction, or one that is ending
         ConcurrentTransactionsError
-      RebalanceError              RuntimeError   the group has moved on without this member
-      LockedError                 OSError        another process or handle owns the directory
+      RebalanceError              RuntimeError   the group refuses a request of a member
+      LockedError                 OSError        another process or handle has the lock
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
         FailedLogError            ClosedError    an fsync failed earlier: nothing is appended
         InterruptedAppendError    KeyboardInterrupt
 
-Other ``OSError``s pass through as the operating system gave them.
+Other ``OSError``s of the operating system pass through unchanged.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
 
 
 class LogStoreError(Exception):
-    """The base of all of logstore's exceptions."""
+    """The base class of logstore's exceptions."""
 
 
 class ClosedError(LogStoreError, ValueError):
@@ -92,7 +92,7 @@ class ReadOnlyError(LogStoreError, ValueError):
 
 
 class OffsetOutOfRangeError(LogStoreError, IndexError):
-    """The offset lies outside the log: ``.offset``, and the log's ``.start`` and ``.end``."""
+    """The offset is outside the log: ``.offset``, and the log's ``.start`` and ``.end``."""
 
     def __init__(self, offset: int, *, start: int, end: int, where: str = "the log") -> None:
         super().__init__(f"offset {offset} is outside {where} [{start}, {end})")
@@ -104,8 +104,8 @@ class OffsetOutOfRangeError(LogStoreError, IndexError):
 class LogTruncatedError(OffsetOutOfRangeError):
     """The log was truncated to ``.truncated_to`` after this reader had read up to ``.offset``.
 
-    What the reader got from ``.truncated_to`` on is not in the log any more; other records have
-    these offsets, or will have them.  Read on from ``.truncated_to``.
+    The records that the reader got from ``.truncated_to`` on are no longer in the log.  Other
+    records have these offsets, or will have them.  Read on from ``.truncated_to``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LogTruncatedError(OffsetOutOfRangeError):
 
 
 class RecordNotFoundError(LogStoreError, LookupError):
-    """The offset lies inside the log but holds no record (compaction, a control record)."""
+    """The offset is inside the log but holds no record (compaction, a control record)."""
 
     def __init__(self, offset: int, *, where: str = "the log") -> None:
         super().__init__(
@@ -130,7 +130,7 @@ class RecordNotFoundError(LogStoreError, LookupError):
 
 
 class RecordTooLargeError(LogStoreError, ValueError):
-    """The record alone would make a batch of ``.size`` bytes; ``.limit`` is what is allowed."""
+    """A batch of this record alone has ``.size`` bytes, more than the ``.limit``."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
@@ -154,11 +154,11 @@ class NotALogError(LogStoreError, ValueError):
 
 
 class UnsupportedFormatError(LogStoreError, ValueError):
-    """Valid data in a form that logstore does not read; the message has the remedy."""
+    """The data is valid, but of a format that logstore does not read.  The text has the remedy."""
 
 
 class CodecUnavailableError(UnsupportedFormatError):
-    """The package of the ``.codec`` is not installed; the message has the command that does it."""
+    """The package of the ``.codec`` is not installed.  The text has the command to install it."""
 
     def __init__(self, codec: str, *, package: str, extra: str) -> None:
         super().__init__(
@@ -169,21 +169,21 @@ class CodecUnavailableError(UnsupportedFormatError):
 
 
 class FencedError(LogStoreError, ValueError):
-    """The caller's ``.epoch`` is below ``.current``: someone else has taken over since."""
+    """The caller's ``.epoch`` is below the ``.current`` one, which another client or leader has."""
 
     def __init__(self, epoch: int, current: int, *, where: str) -> None:
         super().__init__(
-            f"epoch {epoch} of {where} is over: {current} has begun; whoever had {epoch} must stop"
+            f"epoch {epoch} of {where} is over: {current} has begun; its old holder must stop"
         )
         self.epoch = epoch
         self.current = current
 
 
 class CorruptLogError(LogStoreError, ValueError):
-    """Damage: where it is (``.path``, byte ``.position``), what it is, and which offsets it hides.
+    """A file of the log is damaged, at byte ``.position`` of ``.path``; ``.reason`` is the fault.
 
-    ``.offsets`` is the half-open range that cannot be read.  Raised by a check, ``.problems`` has
-    everything that it found.
+    ``.offsets`` is the half-open range of offsets that cannot be read.  If a check raises it,
+    ``.problems`` lists all problems that it found.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -202,7 +202,7 @@ class CorruptLogError(LogStoreError, ValueError):
             f" (offsets {start_offset} to {end_offset - 1})" if end_offset > start_offset else ""
         )
         super().__init__(
-            f"{where}: {reason}{hidden}; scan(on_corrupt='skip') reads on behind the damage"
+            f"{where}: {reason}{hidden}; scan(on_corrupt='skip') reads on after the damage"
         )
         self.path = os.fspath(path)
         self.position = position
@@ -212,16 +212,16 @@ class CorruptLogError(LogStoreError, ValueError):
 
     @property
     def offsets(self) -> range:
-        """The offsets that cannot be read."""
+        """Return the offsets that cannot be read."""
         return range(self.start_offset, self.end_offset)
 
 
 class UnsafeFileSystemError(LogStoreError, ValueError):
-    """The directory lies on a file system that cannot keep a log safe: ``.filesystem``."""
+    """The directory is on a file system without reliable locks and fsync: ``.filesystem``."""
 
     def __init__(self, filesystem: str, *, path: str | os.PathLike[str]) -> None:
         super().__init__(
-            f"{os.fspath(path)} lies on {filesystem}, where locks and fsync cannot be relied on: "
+            f"{os.fspath(path)} is on {filesystem}, where locks and fsync cannot be relied on: "
             f"choose a local disk, open it with readonly=True, or accept the risk with "
             f"allow_unsafe_fs=True"
         )
@@ -230,7 +230,7 @@ class UnsafeFileSystemError(LogStoreError, ValueError):
 
 
 class UnknownTopicError(LogStoreError, KeyError):
-    """No topic has that name: ``.topic``, and those that look alike in ``.near``."""
+    """No topic has the name ``.topic``; ``.near`` lists similar names."""
 
     def __init__(self, topic: object, *, near: tuple[str, ...] = (), where: str = "") -> None:
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -238,12 +238,12 @@ class UnknownTopicError(LogStoreError, KeyError):
         self.topic = topic
         self.near = near
 
-    def __str__(self) -> str:  # KeyError would show the message's repr
+    def __str__(self) -> str:  # KeyError would return the repr of the text
         return str(self.args[0])
 
 
 class TopicExistsError(LogStoreError, ValueError):
-    """A topic of that name is there already: ``.topic``."""
+    """A topic of the name ``.topic`` exists."""
 
     def __init__(self, topic: str, *, where: str = "") -> None:
         super().__init__(
@@ -257,18 +257,18 @@ class ConflictError(LogStoreError, RuntimeError):
 
     def __init__(self, expected: int, actual: int, *, where: str = "the log") -> None:
         super().__init__(
-            f"{where} ends at offset {actual}, not at {expected}: someone else appended; "
-            f"read what is there from {min(expected, actual)} on and decide again"
+            f"{where} ends at offset {actual}, not at {expected}: another writer changed it; "
+            f"read from offset {min(expected, actual)} on and decide again"
         )
         self.expected = expected
         self.actual = actual
 
 
 class OutOfOrderSequenceError(LogStoreError, ValueError):
-    """A batch whose first ``.sequence`` is not the ``.expected`` one.  Nothing was appended.
+    """The first ``.sequence`` of a batch is not the ``.expected`` one.  Nothing was appended.
 
-    Either a batch before it is missing, or it repeats a part of one, or one so old that its offsets
-    are no longer remembered.  ``.expected`` is -1 when any would do but this.
+    Either a batch before it is missing, or it repeats a part of a batch, or it repeats a batch that
+    is too old to be recognised.
     """
 
     def __init__(self, reason: str, *, producer_id: int, sequence: int, expected: int) -> None:
@@ -281,19 +281,19 @@ class OutOfOrderSequenceError(LogStoreError, ValueError):
 
 
 class TransactionAbortedError(LogStoreError, RuntimeError):
-    """The transaction was aborted: what was appended in it will never be read as committed."""
+    """The transaction was aborted.  read_committed readers never get its records."""
 
 
 class TransactionStateError(LogStoreError, RuntimeError):
-    """What was asked for does not fit the state of the transaction, or of its producer."""
+    """The call does not fit the state of the transaction, or of its producer."""
 
 
 class ConcurrentTransactionsError(TransactionStateError):
-    """The transaction is being ended right now: ask again."""
+    """A transaction that the call depends on has not ended yet: try again."""
 
 
 class RebalanceError(LogStoreError, RuntimeError):
-    """A group refused what a member, or someone outside of it, asked for.  Nothing was done.
+    """A group refused a request of a member or of an administrator.  Nothing was changed.
 
     ``.group`` is its name, ``.code`` Kafka's name of the reason, such as ILLEGAL_GENERATION.
     """
@@ -305,7 +305,7 @@ class RebalanceError(LogStoreError, RuntimeError):
 
 
 class LockedError(LogStoreError, OSError):
-    """Another handle may write here: ``.path`` is the lock file, ``.pid`` its holder if known."""
+    """Another handle has the lock: ``.path`` is the lock file, ``.pid`` its holder if known."""
 
     def __init__(self, path: str | os.PathLike[str], *, pid: int | None, holder: str = "") -> None:
         if pid == os.getpid():
@@ -322,9 +322,9 @@ class LockedError(LogStoreError, OSError):
 class DiskFullError(LogStoreError, OSError):
     """The device or quota is full.  Nothing was appended; the log can be read.
 
-    ``.free_bytes`` is what the file system had left, ``.needed_bytes`` what was to be written,
-    ``.reclaimable_bytes`` what retention could delete now, and ``.remedy`` how; None or empty where
-    nobody asked.  Once there is space, appending goes on through the same handle.
+    ``.free_bytes`` is the free space of the file system, ``.needed_bytes`` the size of the write,
+    ``.reclaimable_bytes`` what retention could delete now, and ``.remedy`` how.  A number that is
+    not known is None.  When there is space again, the same handle can append.
     """
 
     free_bytes: int | None = None
@@ -345,9 +345,9 @@ class DiskFullError(LogStoreError, OSError):
 
 
 class IndeterminateAppendError(LogStoreError, OSError):
-    """Bytes may have reached the file, but not provably the disk.
+    """The records may or may not be in the log: the write or its fsync did not finish.
 
-    ``.offsets`` is the range of offsets the records have if they are in the log.
+    ``.offsets`` is the range of offsets that the records have if they are in the log.
     """
 
     def __init__(self, reason: str, *, offsets: range) -> None:
@@ -356,10 +356,10 @@ class IndeterminateAppendError(LogStoreError, OSError):
 
 
 class FailedLogError(IndeterminateAppendError, ClosedError):
-    """An fsync failed: nothing is appended through this handle any more.  Open the log again.
+    """An fsync failed: this handle appends nothing any more.  Open the log again.
 
-    What this call brought is not in the log; ``.offsets`` is empty.  What others appended above the
-    durable offset may or may not be.
+    The records of this call are not in the log; ``.offsets`` is empty.  Earlier records above the
+    durable offset may or may not be in the log.
     """
 
     def __init__(self, reason: str, *, offsets: range) -> None:
@@ -368,7 +368,7 @@ class FailedLogError(IndeterminateAppendError, ClosedError):
 
 
 class InterruptedAppendError(IndeterminateAppendError, KeyboardInterrupt):
-    """Ctrl-C arrived when the records were in the log already, but perhaps not yet durable."""
+    """Ctrl-C arrived after the records were in the log, but perhaps before they were durable."""
 
     def __init__(self, *, offsets: range) -> None:
         OSError.__init__(

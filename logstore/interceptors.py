@@ -1,14 +1,14 @@
-"""Interceptors: code of the user's that sees every record on its way in or out.
+"""Interceptors: the user's code that a producer or a consumer calls for every record.
 
-They form a chain and are called in the order given; each gets what the one before it returned.
+They form a chain and are called in their order.  Each gets the result of the one before it.
 
-- `on_send` and `on_consume` may replace what they get.  One that raises ends the call: nothing is
-  sent, or returned, and the consumer stays where it was.  (Kafka logs the error and goes on without
-  the interceptor; but then one that redacts a field would silently not do so.)
-- `on_acknowledgement` and `on_commit` only watch.  One that raises is logged; the others are still
-  called, and the record or commit is what it is.
+- `on_send` and `on_consume` may return another record.  If one raises, the call fails: nothing is
+  sent or returned, and the consumer keeps its position.  (Kafka logs the error and continues
+  without the interceptor.  An interceptor that redacts a field would then silently not do so.)
+- `on_acknowledgement` and `on_commit` only observe.  If one raises, the error is logged and the
+  others are called; the record or the commit is not affected.
 
-An interceptor has those of the methods that it wants; the chains leave out what it does not have.
+An interceptor may leave out any of the methods.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HOOKS = ("on_send", "on_acknowledgement", "on_consume", "on_commit")
 
 
 class Outgoing(NamedTuple):
-    """A record on its way out, before its key and value are serialized.
+    """A record that is being sent, before its key and value are serialized.
 
-    ``outgoing._replace(headers=...)`` makes the one to send instead.
+    ``outgoing._replace(headers=...)`` returns a changed copy.
     """
 
     topic: str
@@ -42,32 +42,32 @@ class Outgoing(NamedTuple):
 
 
 class ProducerInterceptor(Protocol):
-    """What a producer calls."""
+    """The methods that a producer calls."""
 
     def on_send(self, outgoing: Outgoing, /) -> Outgoing:
-        """The record to send; before it is serialized and gets its partition."""
+        """Return the record to send.  Called before serialization and partitioning."""
 
     def on_acknowledgement(
         self, position: tuple[str, int, int] | None, error: BaseException | None, /
     ) -> None:
-        """A record is in the log, as durable as asked for; or will not be, and why.
+        """A record is in the log with the requested durability, or `error` is why it is not.
 
-        Called by whichever thread finds out: be quick.
+        Called in the thread that completes the send, which may be the producer's own: be quick.
         """
 
 
 class ConsumerInterceptor(Protocol):
-    """What a consumer calls."""
+    """The methods that a consumer calls."""
 
     def on_consume(self, records: Sequence[Record], /) -> Sequence[Record]:
-        """The records to return from a poll."""
+        """Return the records that poll returns."""
 
     def on_commit(self, offsets: Mapping[tuple[str, int], int], /) -> None:
         """Offsets were committed, by topic and partition."""
 
 
 class InterceptorChain:
-    """Interceptors in order; a hook that none of them has is an empty tuple, and costs nothing."""
+    """The methods of all interceptors by name, in order.  A method that none has costs nothing."""
 
     def __init__(self, interceptors: Iterable[object] = ()) -> None:
         given = tuple(interceptors)
@@ -85,7 +85,7 @@ class InterceptorChain:
         return tuple(hook for hook in found if callable(hook))
 
     def on_send(self, outgoing: Outgoing) -> Outgoing:
-        """What is to be sent.  Raises what an interceptor raises."""
+        """Return the record to send.  Raise what an interceptor raises."""
         for hook in self.senders:
             outgoing = hook(outgoing)
             if not isinstance(outgoing, Outgoing):
@@ -95,11 +95,11 @@ class InterceptorChain:
     def on_acknowledgement(
         self, position: tuple[str, int, int] | None, error: BaseException | None
     ) -> None:
-        """Tell all of them; their errors are logged."""
+        """Call all of them; their errors are logged."""
         _tell(self.acknowledgers, position, error)
 
     def on_consume(self, records: Sequence[Record]) -> Sequence[Record]:
-        """What is to be returned.  Raises what an interceptor raises."""
+        """Return the records for the caller of poll.  Raise what an interceptor raises."""
         for hook in self.receivers:
             records = hook(records)
             if not isinstance(records, Sequence):
@@ -107,7 +107,7 @@ class InterceptorChain:
         return records
 
     def on_commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Tell all of them; their errors are logged."""
+        """Call all of them; their errors are logged."""
         _tell(self.commit_watchers, offsets)
 
 

@@ -1,11 +1,11 @@
-"""Partitioner: which partition of a topic a record goes to.
+"""Partitioner: chooses the partition of a record.
 
-A key always leads to the same partition, the one a Java client would choose, as long as the number
-of partitions stays.  Without a key, records stay with one partition for a batch's worth of bytes
-and then move on at random, so that batches are large and all partitions get their share.
+A key always has the same partition, that of Kafka's Java client, as long as the number of
+partitions does not change.  Records without a key stay with one partition until they fill a batch,
+then another partition is chosen at random.  So batches are large and all partitions get records.
 
-A partitioner is any callable of (key, value, number of partitions).  It is not stored: whoever
-opens the store for writing says again which one to use.
+A partitioner is any callable of (key, value, number of partitions).  The store does not keep it on
+disk: pass it again with every open for writing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = [
     "partition_for_key",
 ]
 
-BATCH_BYTES = 16_384  # what Kafka's producer collects before it changes the partition
+BATCH_BYTES = 16_384  # bytes after which Kafka's producer changes the partition
 
 
 class Partitioner(Protocol):
-    """What chooses a partition."""
+    """A callable that chooses a partition."""
 
     def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
-        """A number from 0 to `partitions` - 1."""
+        """Return a number from 0 to `partitions` - 1."""
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:
-    """Kafka's choice for a key.
+    """Return the partition that Kafka's Java client chooses for a key.
 
     >>> partition_for_key(b"foobar", 1000)
     166
@@ -51,8 +51,8 @@ def partition_for_key(key: bytes, partitions: int) -> int:
 class KeyPartitioner:
     """The default: by the key's hash, as Kafka's Java client; without a key, sticky.
 
-    `seed` makes the choices without a key repeatable.  Threads may share one: a race costs at most
-    a change of partition a record early or late.
+    `seed` makes the choices without a key repeatable.  Threads may share one without a lock: a race
+    only changes the partition one record too early or too late.
     """
 
     def __init__(self, *, batch_bytes: int = BATCH_BYTES, seed: int | None = None) -> None:
@@ -77,23 +77,23 @@ class KeyPartitioner:
         return self._current
 
     def of_keys(self, keys: BytesColumn, partitions: int) -> npt.NDArray[np.int32]:
-        """The same choice for a whole column of keys; -1 where there is no key."""
+        """Return the choices for a column of keys; -1 for a row without a key."""
         import numpy
 
         return numpy.frombuffer(partitions_of_keys(*keys.buffers, partitions), numpy.int32)
 
     @property
     def batch_bytes(self) -> int:
-        """How long records without a key stay with one partition."""
+        """Return the bytes after which records without a key change the partition."""
         return self._batch_bytes
 
     def move(self, partitions: int) -> int:
-        """Leave the partition that records without a key go to; the next one."""
+        """Choose another partition for records without a key; return it."""
         self._move(partitions)
         return self._current
 
     def _move(self, partitions: int) -> None:
-        """To any other partition, if there is one."""
+        """Choose any other partition, if there is one."""
         previous = self._current
         if 0 <= previous < partitions and partitions > 1:
             self._current = (previous + 1 + self._random.randrange(partitions - 1)) % partitions
@@ -106,9 +106,9 @@ class KeyPartitioner:
 
 
 class RoundRobinPartitioner:
-    """Every record to the next partition in turn, whatever its key.
+    """Each record to the next partition in turn; the key is ignored.
 
-    Threads may share one: each record takes one turn.
+    Threads may share one: `next` of a count is atomic, so each record gets its own turn.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class RoundRobinPartitioner:
 
 
 class RandomPartitioner:
-    """Every record anywhere, whatever its key; `seed` makes it repeatable."""
+    """Each record to a random partition; the key is ignored.  `seed` makes it repeatable."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         self._random = random.Random(seed)

@@ -1,7 +1,7 @@
-"""Record, and Columns: many records as arrays.
+"""Record; Columns: many records as arrays.
 
-A Columns owns its memory: it stays valid after the scan, and costs no object per record.  The
-variable-size fields have Arrow's layout, so `to_arrow` copies nothing.
+A Columns owns its memory: it stays valid after the scan and after a close of the log, and has no
+object per record.  The variable-size fields have Arrow's layout, so `to_arrow` copies nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BytesColumn", "Columns", "Record"]
 
+# The bits of the decoder's mask: see `field_mask`.
 FIELDS = {"offset": 1, "timestamp": 2, "key": 4, "value": 8, "headers": 16}
 
 
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 
 
 def needed(package: str, what: str, extra: str) -> Any:
-    """Import an optional package, or say how to get it."""
+    """Import an optional package; raise an ImportError that has the command to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -36,7 +37,7 @@ def needed(package: str, what: str, extra: str) -> Any:
 
 
 def field_mask(fields: Sequence[str] | None) -> int:
-    """The decoder's mask for field names; None means all."""
+    """Return the decoder's mask for field names; None means all."""
     if fields is None:
         return 31
     if isinstance(fields, str):
@@ -48,7 +49,7 @@ def field_mask(fields: Sequence[str] | None) -> int:
 
 
 class BytesColumn(Sequence[bytes | None]):
-    """One variable-size field: row i is ``data[ends[i]:ends[i + 1]]``, or None where not valid."""
+    """One variable-size field: row i is ``data[ends[i]:ends[i + 1]]``, or None if it is null."""
 
     __slots__ = ("_buffers", "data", "ends", "nulls")
 
@@ -63,14 +64,15 @@ class BytesColumn(Sequence[bytes | None]):
 
     @classmethod
     def from_arrow(cls, array: Any) -> BytesColumn:
-        """A column on the memory of an Arrow array of binary or string, large or not."""
+        """Return a column on the memory of an Arrow array of (large) binary or string."""
         pa = needed("pyarrow", "BytesColumn.from_arrow", "arrow")
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         kind = array.type
         if not (pa.types.is_binary(kind) or pa.types.is_string(kind)):
-            array = array.cast(pa.binary())  # large ones; what is no bytes at all is refused here
+            array = array.cast(pa.binary())  # large types; raises for a type without bytes
         if array.offset or array.buffers()[1] is None:
+            # A slice shares its parent's buffers: copy it, so that the rows start at 0.
             array = pa.concat_arrays([array, array.slice(0, 0)])
         valid, ends, data = array.buffers()
         rows = len(array)
@@ -80,7 +82,7 @@ class BytesColumn(Sequence[bytes | None]):
 
     @property
     def buffers(self) -> tuple[Any, Any, Any]:
-        """Arrow's three: ends, data, and the bits of what is not null (None when nothing is)."""
+        """Return Arrow's three buffers: ends, data, validity bits (None: no row is null)."""
         return self._buffers
 
     def __len__(self) -> int:
@@ -102,14 +104,14 @@ class BytesColumn(Sequence[bytes | None]):
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Bytes of each row; 0 for None."""
+        """Return the bytes of each row; 0 for None."""
         import numpy
 
         return numpy.diff(self.ends)
 
     @property
     def is_null(self) -> npt.NDArray[np.bool_]:
-        """True where the row is None."""
+        """Return an array that is True for each row that is None."""
         import numpy
 
         valid = self._buffers[2]
@@ -120,7 +122,7 @@ class BytesColumn(Sequence[bytes | None]):
         return nulls
 
     def to_arrow(self, type_: Any = None) -> pa.Array:
-        """As an Arrow binary array on the same memory."""
+        """Return an Arrow binary array on the same memory."""
         import pyarrow as pa
 
         ends, data, valid = self._buffers
@@ -136,8 +138,8 @@ class Columns:
     """One chunk of records, field by field.  ``len()`` is its number of rows.
 
     ``offsets`` and ``timestamps`` are numpy int64 arrays; ``keys`` and ``values`` are BytesColumns.
-    A field that was not asked for raises ValueError.  ``timestamp_type`` is 0 where producers gave
-    the times (CreateTime) and 1 where the log did (LogAppendTime); a chunk holds only one kind.
+    A field that was not requested raises ValueError.  ``timestamp_type`` is 0 if producers set the
+    times (CreateTime) and 1 if the log did (LogAppendTime); a chunk holds only one kind.
     """
 
     __slots__ = ("_header_ends", "_header_names", "_header_values", "_keys", "_offsets", "_rows",
@@ -166,26 +168,26 @@ class Columns:
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """The offsets."""
+        """Return the offsets."""
         return _asked(self._offsets, "offset")
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
-        """The times, in milliseconds."""
+        """Return the timestamps, in milliseconds."""
         return _asked(self._timestamps, "timestamp")
 
     @property
     def keys(self) -> BytesColumn:
-        """The keys."""
+        """Return the keys."""
         return _asked(self._keys, "key")
 
     @property
     def values(self) -> BytesColumn:
-        """The values."""
+        """Return the values."""
         return _asked(self._values, "value")
 
     def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
-        """The headers of one row, as Record has them."""
+        """Return the headers of one row, as in a Record."""
         if self._header_names is None or self._header_values is None:
             raise ValueError("these columns have no headers: add 'headers' to fields=")
         if not -self._rows <= row < self._rows:
@@ -198,7 +200,7 @@ class Columns:
         )
 
     def to_arrow(self) -> pa.RecordBatch:
-        """As an Arrow record batch on the same memory: offset, timestamp, key, value, headers."""
+        """Return a record batch of Arrow on the same memory, with the fields as columns."""
         pa = needed("pyarrow", "to_arrow", "arrow")
         arrays: dict[str, Any] = {}
         if self._offsets is not None:
@@ -238,14 +240,14 @@ def _asked(column: _T | None, field: str) -> _T:
 
 
 def _int64(values: npt.NDArray[np.int64], type_: Any) -> Any:
-    """As Arrow, on the same memory.  `pyarrow.array` would import pandas, which takes its time."""
+    """Return an Arrow array on the same memory.  `pyarrow.array` would import pandas: slow."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)])
 
 
 def arrow_schema(fields: Sequence[str] | None = None) -> pa.Schema:
-    """The schema of `Columns.to_arrow` for these fields."""
+    """Return the schema of `Columns.to_arrow` for these fields."""
     import pyarrow as pa
 
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])

@@ -1,12 +1,12 @@
-"""Serializers: objects into the bytes of a key or a value, and back.
+"""Serializers: turn objects into the bytes of a key or a value, and back.
 
 A serializer is any callable from an object to bytes, a deserializer any callable from bytes to an
-object: ``str.encode``, ``json.loads``, a class's own method.  None stands for no key, or for a
-tombstone: it is never handed to either and stays None.  Some that Kafka's users know can be named:
-"string", "integer" (4 bytes), "long" (8 bytes), "double", "json".
+object: ``str.encode``, ``json.loads``, a method of a class.  None means no key, or a tombstone: it
+is passed to neither and stays None.  Some serializers of Kafka have a name: "string", "integer"
+(4 bytes), "long" (8 bytes), "double", "json".
 
-A call that fails becomes a SerializationError, which says whose key or value it was; the original
-error is its cause.  Nothing was sent, and nothing that was read is lost.
+If a call fails, SerializationError names the topic, partition and offset of the key or value; the
+original error is its cause.  Nothing was sent, and no record that was read is lost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 
 
 class SerializationError(LogStoreError, ValueError):
-    """A key or value that could not be turned into bytes, or back.
+    """A key or a value could not be serialized or deserialized.
 
-    ``.part`` is "key" or "value"; ``.topic`` its topic; ``.partition`` and ``.offset`` are where it
-    was read, or -1.  ``.data`` is the object, or the bytes, as they came.
+    ``.part`` is "key" or "value"; ``.topic`` its topic; ``.partition`` and ``.offset`` are those of
+    the record that was read, or -1.  ``.data`` is the object or the bytes.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class SerializationError(LogStoreError, ValueError):
 
 
 class Serde(NamedTuple):
-    """A serializer and the deserializer that undoes it."""
+    """A serializer and its deserializer."""
 
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
 
 
 def _packed(layout: str, kind: str) -> Serde:
-    """One big-endian number, as Kafka's serializers of the same name write it."""
+    """Return the Serde of one big-endian number, as in Kafka's serializers of the same name."""
     number = struct.Struct(layout)
 
     def decode(data: bytes) -> Any:
@@ -99,7 +99,7 @@ SERDES: Mapping[str, Serde] = {
 
 
 def serializer(given: str | Serializer | None) -> Serializer | None:
-    """The serializer that is meant: a callable as it is, or one of SERDES by its name.
+    """Return the serializer: `given` itself if it is a callable, or that of its name in SERDES.
 
     >>> serializer("json")({"a": 1})
     b'{"a":1}'
@@ -110,7 +110,7 @@ def serializer(given: str | Serializer | None) -> Serializer | None:
 
 
 def deserializer(given: str | Deserializer | None) -> Deserializer | None:
-    """The deserializer that is meant.
+    """Return the deserializer: `given` itself if it is a callable, or that of its name in SERDES.
 
     >>> deserializer("integer")(b"\\x00\\x00\\x00\\x07")
     7

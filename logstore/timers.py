@@ -1,17 +1,16 @@
-"""Timers: a hierarchical timing wheel, and operations that wait for an event or a time-out.
+"""TimingWheel, Timers, Purgatory: time-outs, and operations that wait for an event or a time-out.
 
-TimingWheel is the whole of it and does no I/O: someone tells it what time it is, and it answers
-with what is due.  Timers puts it behind a lock, asks a clock, and runs one thread if it is told to.
-Purgatory holds operations that end when something has happened or when their time is up, whichever
-is first, and exactly once.
+TimingWheel is a hierarchical timing wheel.  It has no lock and reads no clock: `advance` gets the
+time and returns the timeouts that are due.  Timers adds a lock, a clock and, after `start`, one
+thread.  Purgatory holds operations that end by an event or by a time-out, exactly once.
 
-The wheel has levels of 64 slots.  A slot of level 0 is one millisecond, a slot of level n is as
-long as all of level n - 1.  A timeout lies at the level of the highest digit (to base 64) in which
-its time differs from now; when the wheel gets there, it moves down.  So adding and cancelling take
-constant time, and a timeout is touched at most once for each level before it is due.
+The wheel has levels of 64 slots.  A slot of level 0 is one millisecond; a slot of level n is as
+long as the whole level n - 1.  A timeout is at the level of the highest base-64 digit in which its
+time differs from the wheel's time.  When the wheel's time reaches its slot, the timeout moves to a
+lower level.  So `add` and `cancel` take constant time, and a timeout moves at most once per level.
 
-Invariant: every timeout in the wheel is later than the wheel's own time, or in `_overdue`; and all
-of one slot of level n > 0 lie ahead of the slot that the wheel's time is in.
+Invariant: a timeout in the wheel is later than the wheel's time, or is in `_overdue`.  At each
+level, all occupied slots are after the slot of the wheel's time.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ log = logging.getLogger("logstore.timer")
 BITS = 6
 SLOTS = 1 << BITS
 MASK = SLOTS - 1
-LEVELS = 11  # 66 bits: whatever an int64 of milliseconds can say
+LEVELS = 11  # 66 bits: enough for every int64 of milliseconds
 TIME_MAX = (1 << 63) - 1
-_OVERDUE, _OUT = -1, -2
-LONGEST_SLEEP = 1.0  # seconds; by then a thread of timers that were dropped ends
+_OVERDUE, _OUT = -1, -2  # for Timeout._at: in `_overdue`; in no wheel
+LONGEST_SLEEP = 1.0  # seconds; the thread then checks whether its Timers still exist
 
 
 class Timeout:
-    """Something that is to happen at `due_ms`, unless it is cancelled before."""
+    """A call of `act` at `due_ms`, unless it is cancelled before."""
 
     __slots__ = ("_at", "act", "due_ms")
 
     def __init__(self, due_ms: int, act: Callable[[], object]) -> None:
         self.due_ms = due_ms
         self.act = act
-        self._at = _OUT  # the number of its slot
+        self._at = _OUT  # level * SLOTS + slot, or _OVERDUE, or _OUT
 
     @property
     def pending(self) -> bool:
-        """Whether it lies ahead: neither due nor cancelled."""
+        """Return whether it is in the wheel: neither handed out nor cancelled."""
         return self._at != _OUT
 
     def __repr__(self) -> str:
@@ -60,9 +59,9 @@ class Timeout:
 
 
 class TimingWheel:
-    """Timeouts by their time.  Pure: it calls nobody and asks nobody for the time.
+    """Timeouts by their time.  It calls no timeout and reads no clock.
 
-    Times are integer milliseconds of one steady clock.  Not for threads to share: see Timers.
+    Times are integer milliseconds of one monotonic clock.  Threads must not share it: see Timers.
 
     >>> wheel = TimingWheel()
     >>> tea = wheel.add(200, print)
@@ -76,7 +75,8 @@ class TimingWheel:
 
     def __init__(self, now_ms: int = 0) -> None:
         self._now = now_ms
-        # A slot is made when it is first used; a set bit of a level means that it holds something.
+        # A slot's dict is made at its first use, and keeps the order of adding.  Bit n of
+        # `_occupied[level]` is set if slot n of that level is not empty.
         self._slots: list[dict[Timeout, None] | None] = [None] * (LEVELS * SLOTS)
         self._occupied = [0] * LEVELS
         self._overdue: dict[Timeout, None] = {}
@@ -87,11 +87,11 @@ class TimingWheel:
 
     @property
     def now_ms(self) -> int:
-        """The time up to which everything has been handed out."""
+        """Return the wheel's time: `advance` has returned every timeout up to it."""
         return self._now
 
     def add(self, due_ms: int, act: Callable[[], object]) -> Timeout:
-        """A new timeout.  One whose time has come already is due at the next `advance`.  O(1)."""
+        """Add a timeout.  If its time has passed, the next `advance` returns it.  O(1)."""
         timeout = Timeout(due_ms if due_ms < TIME_MAX else TIME_MAX, act)
         self._count += 1
         self._place(timeout)
@@ -116,7 +116,7 @@ class TimingWheel:
         self._occupied[level] |= 1 << slot
 
     def cancel(self, timeout: Timeout) -> bool:
-        """Take a timeout out; False when it was due, or cancelled, before.  O(1)."""
+        """Remove a timeout; return False if it was handed out or cancelled before.  O(1)."""
         at = timeout._at
         if at == _OUT:
             return False
@@ -133,9 +133,10 @@ class TimingWheel:
         return True
 
     def next_due_ms(self) -> int | None:
-        """When to call `advance` next; None when nothing is held.
+        """Return the time of the next useful `advance`, or None if the wheel is empty.
 
-        Never later than the first timeout; it may be earlier, when one has to move down a level.
+        It is never later than the first timeout.  It is earlier if that one first has to move to a
+        lower level.
         """
         if self._overdue:
             return self._now
@@ -143,20 +144,22 @@ class TimingWheel:
         return None if found is None else found[0]
 
     def _first_slot(self) -> tuple[int, int, int] | None:
-        """(start time, level, slot) of the first slot that holds something."""
+        """Return (start time, level, slot) of the first slot that is not empty, or None."""
         now = self._now
         for level, occupied in enumerate(self._occupied):
             if occupied:
-                # Slots of this level ahead of now, in the turn that now is in: see the invariant.
+                # By the invariant, all occupied slots are after `now` and have the same higher
+                # digits as `now`.  The lowest level with a slot has the first one.
                 slot = (occupied & -occupied).bit_length() - 1
                 shift = level * BITS
                 return ((now >> (shift + BITS)) << (shift + BITS)) | (slot << shift), level, slot
         return None
 
     def advance(self, now_ms: int) -> list[Timeout]:
-        """Move on to a time; what is due by then, earliest first, then in the order of adding.
+        """Advance to `now_ms`; return the timeouts that are due, earliest first.
 
-        A time before the last one changes nothing.
+        Timeouts of the same time are in the order of adding.  A time before the wheel's time
+        changes nothing.
         """
         due: list[Timeout] = []
         if self._overdue:
@@ -199,13 +202,15 @@ class TimingWheel:
 
 
 class Timers(Closeable):
-    """A timing wheel for threads, on a clock.
+    """A timing wheel with a lock and a clock: threads may share it.
 
-    `after` says what is to be called, `run_due` calls what is due.  `start` does that in a daemon
-    thread, which sleeps until the first timeout is due; without it nothing is called by itself.
-    Nothing is called under the lock, and never too early; an error is logged and stops nobody.
+    `after` adds a timeout, and `run_due` calls those that are due.  `start` calls `run_due` in a
+    daemon thread, which sleeps until the first timeout is due; without it, the caller does.  A
+    timeout is called without the lock and never too early.  If it raises, the error is logged and
+    the others are called.
 
-    The thread ends with the Timers: a second after they are dropped, at the latest.
+    The thread drops its reference to the Timers after each sleep of at most a second.  So it ends
+    at most a second after the last other reference is dropped.
     """
 
     def __init__(self, clock: Clock | None = None, *, name: str = "logstore timers") -> None:
@@ -214,7 +219,9 @@ class Timers(Closeable):
         self._lock = threading.Lock()
         self._wheel = TimingWheel(self._now())
         self._wake = threading.Condition(self._lock)
-        self._sleeps_until: float = -1  # what the thread waits for; -1: it does not wait
+        # The time that the thread sleeps until; -1: it does not sleep.  `after` wakes the thread
+        # only for an earlier timeout.
+        self._sleeps_until: float = -1
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -225,9 +232,9 @@ class Timers(Closeable):
         return len(self._wheel)
 
     def after(self, seconds: float, act: Callable[[], object]) -> Timeout:
-        """Have `act` called when `seconds` have passed; never is ``math.inf``."""
+        """Add a call of `act` in `seconds`; ``math.inf`` is never."""
         with self._lock:
-            # Rounded up: a timeout that comes a millisecond early would be a surprise.
+            # Rounded up, so that a timeout is never a millisecond too early.
             due = (self._clock.monotonic() + seconds) * 1000
             timeout = self._wheel.add(math.ceil(min(due, TIME_MAX)), act)
             if timeout.due_ms < self._sleeps_until:
@@ -235,12 +242,12 @@ class Timers(Closeable):
             return timeout
 
     def cancel(self, timeout: Timeout) -> bool:
-        """Take it back; False when it was due or cancelled before."""
+        """Remove a timeout; return False if it was due or cancelled before."""
         with self._lock:
             return self._wheel.cancel(timeout)
 
     def run_due(self) -> int:
-        """Call what is due now, in this thread; how many were called."""
+        """Call the timeouts that are due, in this thread; return their number."""
         with self._lock:
             due = self._wheel.advance(self._now())
         for timeout in due:
@@ -251,13 +258,13 @@ class Timers(Closeable):
         return len(due)
 
     def next_in(self) -> float | None:
-        """Seconds until `run_due` has something to do; None: nothing is waited for."""
+        """Return the seconds until `run_due` has work, or None if there is no timeout."""
         with self._lock:
             due = self._wheel.next_due_ms()
         return None if due is None else max(0.0, due / 1000 - self._clock.monotonic())
 
     def start(self) -> None:
-        """Run the thread.  Starting twice is harmless."""
+        """Start the thread, unless it runs or this is closed."""
         with self._lock:
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
@@ -269,11 +276,11 @@ class Timers(Closeable):
 
     @property
     def running(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
-        """End the thread, after the call it is in.  What was not due yet is not called."""
+        """End the thread and wait for it.  Timeouts that are not due yet are not called."""
         with self._lock:
             self._closed = True
             self._wake.notify_all()
@@ -282,7 +289,7 @@ class Timers(Closeable):
             thread.join()
 
     def _wait(self) -> None:
-        """Sleep until something is due; by the real clock, whatever the injected one says."""
+        """Sleep until a timeout is due, in seconds of the real clock, at most LONGEST_SLEEP."""
         with self._lock:
             if self._closed:
                 return
@@ -300,18 +307,18 @@ class Timers(Closeable):
 
 
 def _run(timers: weakref.ref[Timers]) -> None:
-    """The thread.  Between two naps it asks whether anybody still holds the timers."""
+    """Call due timeouts until the Timers are closed or collected.  The function of the thread."""
     while True:
         this = timers()
         if this is None or this._closed:
             return
         this.run_due()
         this._wait()
-        del this
+        del this  # the only strong reference of this thread: the Timers may be collected here
 
 
 class DelayedOperation:
-    """An operation that waits in a Purgatory.  It ends once: by its event, or by its time-out."""
+    """An operation that waits in a Purgatory.  It ends once: by its event or by its time-out."""
 
     __slots__ = ("_done", "_keys", "_lock", "_over", "_ready", "_timeout")
 
@@ -326,11 +333,14 @@ class DelayedOperation:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._over
 
     def _end(self) -> bool:
-        """Whether it is this call that ends it."""
+        """End the operation; return False if another call ended it before.
+
+        The lock makes this the one decision between event, time-out and `cancel`.
+        """
         with self._lock:
             if self._over:
                 return False
@@ -339,11 +349,11 @@ class DelayedOperation:
 
 
 class Purgatory:
-    """Operations that wait until something is so, or until their time is up.
+    """Operations that wait for a condition or for a time-out.
 
-    Whoever changes something that others may wait for calls `notify` with its key; operations that
-    are ready then end, in that thread.  Neither a notification between the first look and the
-    waiting, nor one beside the time-out, is lost or counted twice.
+    A thread that changes a state calls `notify` with its key.  Operations that are ready then end
+    in that thread.  No notification is lost: `wait` checks the condition again after it has
+    registered the operation.  An operation never ends twice: see `DelayedOperation._end`.
     """
 
     def __init__(self, timers: Timers) -> None:
@@ -352,7 +362,7 @@ class Purgatory:
         self._waiting: dict[Hashable, dict[DelayedOperation, None]] = {}
 
     def __len__(self) -> int:
-        """How many keys are waited for."""
+        """Return the number of keys with a waiting operation."""
         return len(self._waiting)
 
     def wait(
@@ -362,10 +372,10 @@ class Purgatory:
         ready: Callable[[], bool],
         done: Callable[[bool], object],
     ) -> DelayedOperation:
-        """Call ``done(True)`` when `ready` says so, ``done(False)`` after `timeout` seconds.
+        """Call ``done(True)`` when `ready` returns True, ``done(False)`` after `timeout` seconds.
 
-        `ready` is asked now, and after every `notify` of one of the `keys`; it must be cheap, and
-        may be asked by several threads at once.
+        `ready` is called now, and after every `notify` of one of the `keys`.  It must be cheap, and
+        several threads may call it at once.
         """
         operation = DelayedOperation(tuple(keys), ready, done)
         if self._try(operation):
@@ -374,20 +384,20 @@ class Purgatory:
             for key in operation._keys:
                 self._waiting.setdefault(key, {})[operation] = None
         operation._timeout = self._timers.after(timeout, lambda: self._expire(operation))
-        # Again: it may have become ready before it could be notified.
+        # Again: a `notify` before the registration above did not find this operation.
         self._try(operation)
         if operation._over:
             self._timers.cancel(operation._timeout)
         return operation
 
     def notify(self, key: Hashable) -> int:
-        """Something happened to `key`: end what is ready by it; how many ended."""
+        """End the operations that wait for `key` and are ready; return their number."""
         with self._lock:
             waiting = list(self._waiting.get(key, ()))
         return sum(self._try(operation) for operation in waiting)
 
     def cancel(self, operation: DelayedOperation) -> bool:
-        """End it without calling anybody; False when it was over before."""
+        """End an operation without calling `done`; return False if it had ended before."""
         if not operation._end():
             return False
         self._forget(operation)

@@ -1,7 +1,7 @@
-"""Times as people type them, and as they read them: UTC, to the millisecond.
+"""parse_time, parse_duration, time_text: times in text, in UTC, to the millisecond.
 
-``now``, ``-15m``, ``+2h30m``, an ISO date or time (UTC unless it names its zone), milliseconds
-since 1970.  What `time_text` prints, `parse_time` reads.
+A time is ``now``, ``-15m``, ``+2h30m``, an ISO date or time (UTC unless it has a zone), or
+milliseconds since 1970.  `parse_time` reads what `time_text` writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of a duration.
+    """Return the milliseconds of a duration.
 
     >>> parse_duration("1h30m")
     5400000
@@ -37,7 +37,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_time(text: str, now_ms: int | None = None) -> int:
-    """Milliseconds since 1970.
+    """Return a time as milliseconds since 1970.
 
     >>> parse_time("2026-01-31")
     1769817600000
@@ -67,7 +67,7 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
 
 
 def time_text(time_ms: int) -> str:
-    """A time to read, in UTC; the number itself where the calendar does not reach.
+    """Return a time as ISO text in UTC, or the number if `datetime` cannot express it.
 
     >>> time_text(1769817600123)
     '2026-01-31T00:00:00.123Z'

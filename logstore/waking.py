@@ -1,12 +1,13 @@
-"""Gate, Wake, Notice, uninterrupted: threads that wait for each other, and Ctrl-C meanwhile.
+"""Gate, Wake, Notice, uninterrupted: waiting between threads that a Ctrl-C cannot break.
 
 `threading.Event` and `threading.Condition` are Python code around a lock.  An interrupt inside of
-them leaves the lock taken, and the next call waits for ever.  Here each change is one call of a
-lock that is written in C; an interrupt comes before it or after it.
+them may leave the lock taken, and the next call waits for ever.  Here each change is one call of a
+lock that is written in C: an interrupt is handled before or after it.
 
-CPython looks for signals where a function begins, after a call, and where a loop jumps back.
-Statements without a call between them are one step for a signal handler; the methods below, and
-code that uses them, depend on that.  `logstore.testing.explore_interrupts` shows that it is so.
+Invariant: CPython handles signals only where a function begins, after a call, and where a loop
+jumps back.  So statements without a call between them are one step for a signal handler.  The
+methods below, and code that uses them, depend on that.  `logstore.testing.explore_interrupts` tests
+it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _shield = _Shield()
 
 
 class Gate:
-    """Closed until it is opened, once and for all.  Any number of threads waits for that."""
+    """Closed until it is opened; then it stays open.  Any number of threads may wait for it."""
 
     __slots__ = ("lock", "opened")
 
@@ -39,7 +40,7 @@ class Gate:
         self.lock.acquire()
 
     def open(self) -> None:
-        """Let all threads pass.  Opening twice is harmless."""
+        """Open the gate: all waiting threads continue.  Does nothing if it is open."""
         self.opened = True
         try:  # noqa: SIM105  contextlib.suppress is Python code, and can be interrupted
             self.lock.release()
@@ -47,7 +48,7 @@ class Gate:
             pass  # open already
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the gate is open; False: the time is up."""
+        """Wait until the gate is open; return False after `timeout` seconds."""
         if not self.opened:
             try:
                 self.lock.acquire(True, _seconds(timeout))
@@ -62,7 +63,7 @@ class Gate:
 
 
 class Wake:
-    """Wakes one thread, again and again.  A `set` while nobody waits ends the next `wait`."""
+    """Wakes one thread, any number of times.  If no thread waits, `set` ends the next `wait`."""
 
     __slots__ = ("_lock",)
 
@@ -71,24 +72,24 @@ class Wake:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Wake the thread that waits, or will."""
+        """Wake the thread that waits, or end the next `wait`."""
         try:  # noqa: SIM105
             self._lock.release()
         except RuntimeError:
             pass  # set already
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a `set` since the last `wait`; False: the time is up."""
+        """Wait for a `set` since the last `wait`; return False after `timeout` seconds."""
         return self._lock.acquire(True, _seconds(timeout))
 
 
 class Notice:
     """Wakes all threads that wait for a state to change.
 
-    The state has a lock.  To wait: with the lock held, look at the state and take the `gate`; then
-    release the lock, wait for the gate, and look again.  To change the state: take the lock, call
-    `wake`, and only then change the state.  So an interrupt between the two wakes threads in vain,
-    but never leaves one asleep.
+    The state has a lock.  To wait: with the lock held, read the state and call `gate`; then release
+    the lock, wait for the gate, and read the state again.  To change the state: take the lock, call
+    `wake`, and only then change the state.  So an interrupt between the two wakes threads without
+    need, but never leaves one asleep.
     """
 
     __slots__ = ("_gate",)
@@ -97,25 +98,25 @@ class Notice:
         self._gate: Gate | None = None
 
     def gate(self) -> Gate:
-        """The gate that the next `wake` opens.  With the lock held."""
+        """Return the gate that the next `wake` opens.  The caller holds the lock."""
         gate = self._gate
         if gate is None or gate.opened:
             gate = self._gate = Gate()
         return gate
 
     def wake(self) -> None:
-        """Wake all threads that wait.  With the lock held, before the state changes."""
+        """Wake all waiting threads.  The caller holds the lock, and has not changed the state."""
         gate = self._gate
         if gate is not None:
             gate.open()
 
 
 def uninterrupted(act: Callable[[], T]) -> T:
-    """Call `act` in a thread that no signal interrupts; return what it returns, or raise it.
+    """Call `act` in a thread that no signal interrupts; return its result or raise its error.
 
-    An interrupt of the thread that waits does not stop `act`: it is raised when `act` has ended; a
-    second one at once.  Not with a lock held that `act` takes.  Also for `Thread.start`, which
-    waits for an Event.
+    An interrupt of the calling thread does not stop `act`: it is raised after `act` has ended.  A
+    second interrupt is raised at once.  The caller must not hold a lock that `act` takes.  Also
+    used for `Thread.start`, which waits for an Event.
     """
     if _shield.up:
         return act()
@@ -134,10 +135,10 @@ def uninterrupted(act: Callable[[], T]) -> T:
 
     started = False
     try:
-        # Unlike Thread.start, one step for a signal handler.
+        # Not Thread.start: this call is one step for a signal handler.
         started = _thread.start_new_thread(run, ()) != 0
         done.wait()
-    except RuntimeError:  # the interpreter ends
+    except RuntimeError:  # no thread can be started, because the interpreter is shutting down
         if started:
             raise
         return act()

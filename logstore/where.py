@@ -1,20 +1,22 @@
-"""Where: a small language that picks records, for people who type it and for pages that send it.
+"""Where: a small language that selects records, for the command line and the web page.
 
     key == "alice" and header.source =~ /^web/ and $.total > 3
 
 Fields: ``key``, ``value``, ``offset``, ``partition``, ``timestamp``, ``topic``, ``header.NAME`` (or
-``header["any name"]``), ``$`` for the value as JSON with a path behind it (``$.items[0].id``), and
-``$key`` for the key.  ``length(key)``, ``length(value)``: their bytes, -1 when null.
+``header["any name"]``), ``$`` with a path for the value as JSON (``$.items[0].id``), and ``$key``
+for the key as JSON.  ``length(key)``, ``length(value)``: their bytes, -1 for null.
 
 Operators: ``== != < <= > >=``, ``=~`` and ``!~`` with a /regular expression/ (``/x/i`` ignores
 case), ``contains``, ``startswith``, ``endswith``, ``in [a, b]``, ``and``, ``or``, ``not`` and
 parentheses.  Literals: strings in either quote, numbers, ``true``, ``false``, ``null``.  A
 timestamp is compared with milliseconds or with a time in quotes: ``"-15m"``, ``"2026-01-31"``.
 
-Nothing of it is ever run as Python.  A comparison that makes no sense for a record (a number with a
-string, a path that is not there) is false for it, and no error: records differ.  Only ``!=`` and
-``!~`` are true then.  An expression that makes no sense for any record is a WhereError, which says
-where.
+Invariant: no part of an expression is run as Python.  Length and depth of an expression are
+limited.
+
+If a record has no value to compare (a missing path, a string where a number is compared), the
+comparison is false, and no error is raised; ``!=`` and ``!~`` are true.  An expression that cannot
+be parsed raises WhereError with the position.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from logstore.times import parse_time
 __all__ = ["Where", "WhereError"]
 
 LENGTH_MAX = 10_000  # characters of an expression
-DEPTH_MAX = 50  # brackets and `not`s inside each other
+DEPTH_MAX = 50  # nested parentheses and `not`s: the parser is recursive
 
 
 class WhereError(LogStoreError, ValueError):
-    """The expression cannot be read: ``.position`` is the character where it goes wrong."""
+    """The expression cannot be parsed: ``.position`` is the first wrong character."""
 
     def __init__(self, reason: str, text: str, position: int) -> None:
         start = max(0, position - 20)
@@ -45,13 +47,13 @@ class WhereError(LogStoreError, ValueError):
 
 
 class Where:
-    """An expression that was read: call it with a record.
+    """A parsed expression: call it with a record.
 
     >>> from logstore import Record
     >>> Where('key == "a" and $.n >= 2')(Record(b'{"n": 2}', key=b"a"))
     True
 
-    `now_ms` is what times such as ``"-15m"`` are counted from.
+    Times such as ``"-15m"`` are relative to `now_ms`; None: to the time of the parsing.
     """
 
     def __init__(self, text: str, *, now_ms: int | None = None) -> None:
@@ -59,23 +61,25 @@ class Where:
         self._test = _Parser(text, now_ms).parse()
 
     def __call__(self, record: Record) -> bool:
-        """Whether the record is one of those."""
+        """Return whether the expression selects the record."""
         return bool(self._test(_Row(record)))
 
     def __repr__(self) -> str:
         return f"Where({self.text!r})"
 
 
-_ABSENT: Any = object()  # no such header, no such path, no JSON
+# The value of a missing header or path, or of bytes that are not JSON.  Not None, which is null.
+_ABSENT: Any = object()
 
 
 class _Row:
-    """A record and its JSON, which is parsed when it is first asked for."""
+    """A record and its JSON, which is parsed at its first use."""
 
     __slots__ = ("_key", "_value", "record")
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        # `self` means "not parsed yet": JSON has no such value.
         self._key: Any = self
         self._value: Any = self
 
@@ -105,7 +109,7 @@ def _as_json(data: bytes | None) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """A value as the text that is searched; None when it has none."""
+    """Return a value as text to search in, or None if it has no text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, str):
@@ -116,7 +120,10 @@ def _text(value: Any) -> str | None:
 
 
 def _comparable(left: Any, right: Any) -> tuple[Any, Any] | None:
-    """Both as one type that has an order; None when they have none in common."""
+    """Return both values as one type that has an order, or None if there is none.
+
+    Keys and values of records are bytes, and literals are str: str is encoded for the comparison.
+    """
     if isinstance(left, bytes) or isinstance(right, bytes):
         left = left.encode("utf-8", "surrogateescape") if isinstance(left, str) else left
         right = right.encode("utf-8", "surrogateescape") if isinstance(right, str) else right
@@ -132,6 +139,7 @@ def _comparable(left: Any, right: Any) -> tuple[Any, Any] | None:
 
 
 def _equal(left: Any, right: Any) -> bool:
+    # A missing value equals null: ``header.x == null`` is true without such a header.
     if left is _ABSENT or right is _ABSENT:
         return (left is _ABSENT or left is None) and (right is _ABSENT or right is None)
     pair = _comparable(left, right)
@@ -236,7 +244,10 @@ def _unquote(text: str) -> str:
 
 
 class _Parser:
-    """Recursive descent: or, and, not, comparison, value."""
+    """A recursive-descent parser: or, and, not, comparison, value.
+
+    Each method of the grammar consumes its tokens and returns a function of a row.
+    """
 
     def __init__(self, text: str, now_ms: int | None) -> None:
         if len(text) > LENGTH_MAX:
@@ -255,7 +266,7 @@ class _Parser:
             raise self.fault(f"{self.tokens[self.at].text!r} is too much")
         return test
 
-    # ---- reading along ----
+    # ---- the tokens ----
 
     def fault(self, reason: str, *, back: int = 0) -> WhereError:
         at = self.at - back
@@ -266,7 +277,7 @@ class _Parser:
         return self.tokens[self.at] if self.at < len(self.tokens) else _Token("end", "", 0)
 
     def take(self, *texts: str) -> str | None:
-        """The next token's text, if it is one of these."""
+        """Consume the next token and return its text, if it is one of `texts`; else None."""
         token = self.peek()
         if token.text in texts and token.kind in ("word", "symbol"):
             self.at += 1
@@ -319,7 +330,7 @@ class _Parser:
             return self.member(left, is_time=is_time)
         operator = self.take(*_OPERATORS)
         if operator is None:
-            # A JSON value that is true, or anything that is there at all.
+            # A value alone is true if it exists and is neither null nor false.
             return lambda row: left(row) not in (None, False, _ABSENT)
         right = self.moment() if is_time else self.value()
         compare = _OPERATORS[operator]
@@ -363,7 +374,7 @@ class _Parser:
         return test
 
     def moment(self) -> _Value:
-        """What a timestamp is compared with: a time in quotes means that time."""
+        """Return the value that a timestamp is compared with; a string is parsed as a time."""
         token = self.peek()
         if token.kind != "string":
             return self.value()
@@ -418,6 +429,7 @@ class _Parser:
             self.at += 1
             name = token.text
 
+        # A record may have several headers of a name: the last one counts, as in Kafka.
         def last(row: _Row) -> Any:
             for each, value in reversed(row.record.headers):
                 if each == name:
@@ -443,7 +455,7 @@ class _Parser:
             if self.take("."):
                 token = self.peek()
                 if token.kind != "word":
-                    raise self.fault("a name is missing behind the dot")
+                    raise self.fault("a name is missing after the dot")
                 self.at += 1
                 steps.append(token.text)
             elif self.take("["):

@@ -76,7 +76,16 @@ __all__ = [
 
 
 class LogStoreError(Exception):
-    """The base class of logstore's exceptions."""
+    """The base class of logstore's exceptions.  They can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default calls __init__ with `args`, which is the text: most __init__ methods have
+        # other parameters.  Make the object without __init__; pickle and copy then set attributes
+        # and notes from `state`.
+        reduced = super().__reduce__()
+        assert isinstance(reduced, tuple)
+        kind, args, *state = reduced
+        return (_restored, (kind, args), *state)
 
 
 class ClosedError(LogStoreError, ValueError):
@@ -375,6 +384,16 @@ class InterruptedAppendError(IndeterminateAppendError, KeyboardInterrupt):
             self, f"interrupted: {_named(offsets)} in the log, but perhaps not on disk yet"
         )
         self.offsets = offsets
+
+
+def _restored(kind: type[LogStoreError], args: tuple[object, ...]) -> LogStoreError:
+    """Return an exception of `kind` with `args`, without a call of its __init__."""
+    error = kind.__new__(kind, *args)
+    if isinstance(error, OSError):
+        # OSError parses errno, text and filename in __init__ if a subclass has its own __init__,
+        # and otherwise in __new__; then this call has no effect.
+        OSError.__init__(error, *args)
+    return error
 
 
 def _named(offsets: range) -> str:

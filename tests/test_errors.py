@@ -1,0 +1,133 @@
+"""Every public exception can be copied and pickled: a process pool, multiprocessing and a future
+that is awaited in another process send exceptions that way."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import inspect
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logstore
+from logstore.checking.problem import Problem, ProblemKind
+from logstore.errors import LogStoreError
+
+
+def corrupt() -> logstore.CorruptLogError:
+    error = logstore.CorruptLogError(
+        "bad checksum", path="a/0.log", position=61, start_offset=3, end_offset=7
+    )
+    error.problems = (Problem(ProblemKind.DAMAGED_BATCH, Path("a/0.log"), "bad checksum"),)
+    return error
+
+
+def disk_full() -> logstore.DiskFullError:
+    error = logstore.DiskFullError(errno.ENOSPC, "No space left on device", "a/0.log")
+    error.free_bytes, error.needed_bytes, error.reclaimable_bytes = 0, 100, 5
+    error.remedy = "delete something"
+    return error
+
+
+ERRORS: dict[str, Callable[[], LogStoreError]] = {
+    "CodecUnavailableError": lambda: logstore.CodecUnavailableError(
+        "snappy", package="cramjam", extra="snappy"
+    ),
+    "ConflictError": lambda: logstore.ConflictError(5, 7, where="orders-0"),
+    "CorruptLogError": corrupt,
+    "DiskFullError": disk_full,
+    "FailedLogError": lambda: logstore.FailedLogError("an fsync failed", offsets=range(0)),
+    "FencedError": lambda: logstore.FencedError(4, 5, where="orders-0"),
+    "IndeterminateAppendError": lambda: logstore.IndeterminateAppendError(
+        "an fsync failed", offsets=range(3, 5)
+    ),
+    "InterruptedAppendError": lambda: logstore.InterruptedAppendError(offsets=range(3, 4)),
+    "LockedError": lambda: logstore.LockedError("a/.lock", pid=1, holder="java"),
+    "LogTruncatedError": lambda: logstore.LogTruncatedError(
+        9, truncated_to=5, start=0, end=6, where="orders-0"
+    ),
+    "OffsetOutOfRangeError": lambda: logstore.OffsetOutOfRangeError(9, start=0, end=6),
+    "OutOfOrderSequenceError": lambda: logstore.OutOfOrderSequenceError(
+        "a batch is missing", producer_id=1, sequence=8, expected=4
+    ),
+    "RebalanceError": lambda: logstore.RebalanceError(
+        "the member is unknown", group="g", code="UNKNOWN_MEMBER_ID"
+    ),
+    "RecordNotFoundError": lambda: logstore.RecordNotFoundError(4, where="orders-0"),
+    "RecordTooLargeError": lambda: logstore.RecordTooLargeError(200, 100),
+    "SerializationError": lambda: logstore.SerializationError(
+        ValueError("x"), part="key", topic="orders", data=b"\xff", partition=0, offset=4
+    ),
+    "TopicExistsError": lambda: logstore.TopicExistsError("orders", where="data"),
+    "UnknownTopicError": lambda: logstore.UnknownTopicError(
+        "order", near=("orders",), where="data"
+    ),
+    "UnsafeFileSystemError": lambda: logstore.UnsafeFileSystemError("nfs", path="data"),
+    "WhereError": lambda: logstore.WhereError("a value is missing", "key ==", 6),
+}
+
+PUBLIC = [
+    name
+    for name in sorted(logstore.__all__)
+    if inspect.isclass(found := getattr(logstore, name)) and issubclass(found, BaseException)
+]
+
+
+def make(name: str) -> LogStoreError:
+    kind: type[LogStoreError] = getattr(logstore, name)
+    # Those that are not in the table take one text, as any exception does.
+    error = ERRORS[name]() if name in ERRORS else kind("a text")
+    assert type(error) is kind
+    error.add_note("a note")
+    return error
+
+
+def facts(error: LogStoreError) -> dict[str, object]:
+    found: dict[str, object] = {
+        "type": type(error),
+        "str": str(error),
+        "repr": repr(error),
+        "args": error.args,
+        "attributes": {k: v for k, v in vars(error).items() if k != "__notes__"},
+        "notes": error.__notes__,
+    }
+    if isinstance(error, OSError):
+        found["os"] = (error.errno, error.strerror, error.filename, error.filename2)
+    return found
+
+
+def test_every_public_exception_is_a_logstore_error() -> None:
+    assert set(ERRORS) <= set(PUBLIC)
+    assert all(issubclass(getattr(logstore, name), LogStoreError) for name in PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_copy_has_type_text_arguments_attributes_and_notes(name: str) -> None:
+    error = make(name)
+    for copied in (copy.copy(error), copy.deepcopy(error)):
+        assert copied is not error
+        assert facts(copied) == facts(error)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_pickle_has_type_text_arguments_attributes_and_notes(name: str, protocol: int) -> None:
+    error = make(name)
+    assert facts(pickle.loads(pickle.dumps(error, protocol))) == facts(error)
+
+
+def test_a_subclass_with_its_own_parameters_can_be_copied() -> None:
+    """A user's own subclass, as of an interceptor, inherits this."""
+    error = SubclassError(1, second=2)
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), str(found), found.second) == (SubclassError, "1 and 2", 2)
+
+
+class SubclassError(logstore.OffsetOutOfRangeError):
+    def __init__(self, first: int, *, second: int) -> None:
+        super().__init__(first, start=0, end=1)
+        self.args = (f"{first} and {second}",)
+        self.second = second

@@ -127,14 +127,17 @@ class ClockGuard:
         steady_ms = round(steady * 1000)
         passed = max(0, steady_ms - seen.steady_ms)
         ahead = wall_ms - seen.wall_ms - passed
+        # Steady time restores the tolerance at 1 %.
         room = min(self._tolerance_ms, seen.room_ms + passed / 100)
         leap, leapt_at = seen.leap_ms, seen.leapt_at_ms
         if -self._tolerance_ms <= ahead <= max(room, passed // 100):
-            room -= ahead
+            room -= ahead  # a drift; one back gives tolerance back
         else:
+            # A leap.  One back shortens an earlier one, and does not start its time again.
             leap, leapt_at = max(0, leap + ahead), steady_ms if ahead > 0 else leapt_at
         if leap and steady_ms - leapt_at >= self._believe_after_ms:
             leap = 0
+        # What is left of a leap that was almost undone counts as drift.
         if leap <= room:
             room, leap = room - leap, 0
         room = min(max(0.0, room), self._tolerance_ms)

@@ -121,6 +121,7 @@ class LogTruncatedError(OffsetOutOfRangeError):
         self, offset: int, *, truncated_to: int, start: int, end: int, where: str = "the log"
     ) -> None:
         super().__init__(offset, start=start, end=end, where=where)
+        # The base class sets its attributes; its text is replaced.
         self.args = (
             f"{where} was truncated to offset {truncated_to} after it was read up to offset "
             f"{offset}; it is [{start}, {end}) now: read on from {truncated_to}",
@@ -372,6 +373,7 @@ class FailedLogError(IndeterminateAppendError, ClosedError):
     """
 
     def __init__(self, reason: str, *, offsets: range) -> None:
+        # Not that of IndeterminateAppendError, which adds a sentence about `offsets`.
         OSError.__init__(self, reason)
         self.offsets = offsets
 

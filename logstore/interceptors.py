@@ -115,7 +115,7 @@ def _tell(hooks: tuple[Callable[..., Any], ...], *what: object) -> None:
     for hook in hooks:
         try:
             hook(*what)
-        except Exception:
+        except Exception:  # a hook that only observes must not fail the send or the commit
             log.exception("%s failed", _name(hook))
 
 

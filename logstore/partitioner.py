@@ -45,6 +45,7 @@ def partition_for_key(key: bytes, partitions: int) -> int:
     >>> partition_for_key(b"foobar", 1000)
     166
     """
+    # As in Kafka, the sign bit is cleared: not the absolute value.
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
@@ -60,8 +61,8 @@ class KeyPartitioner:
             raise ValueError(f"batch_bytes must be positive, not {batch_bytes}")
         self._batch_bytes = batch_bytes
         self._random = random.Random(seed)
-        self._current = -1
-        self._left = 0
+        self._current = -1  # the partition of records without a key; -1: none chosen yet
+        self._left = 0  # bytes until the next change
 
     def __call__(self, key: bytes | None, value: bytes | None, partitions: int, /) -> int:
         if key is not None:

@@ -193,6 +193,7 @@ class Columns:
         if not -self._rows <= row < self._rows:
             raise IndexError(f"row {row} of {self._rows}")
         row %= self._rows
+        # The headers of row i are the pairs ends[i] to ends[i + 1] of the two header columns.
         ends = memoryview(self._header_ends).cast("B").cast("i")
         return tuple(
             (str(self._header_names[i], "utf-8", "surrogateescape"), self._header_values[i])

@@ -29,6 +29,7 @@ __all__ = [
     "serializer",
 ]
 
+# A serializer may return None, which makes the record a tombstone or one without a key.
 Serializer: TypeAlias = Callable[[Any], bytes | None]
 Deserializer: TypeAlias = Callable[[bytes], Any]
 

@@ -103,6 +103,7 @@ class TimingWheel:
             timeout._at = _OVERDUE
             self._overdue[timeout] = None
             return
+        # The highest base-64 digit in which the two times differ.
         level = ((due ^ now).bit_length() - 1) // BITS
         slot = (due >> (level * BITS)) & MASK
         at = timeout._at = (level << BITS) | slot
@@ -179,6 +180,8 @@ class TimingWheel:
                 due += held
                 held.clear()
                 continue
+            # Now that the wheel's time is the start of the slot, each of its timeouts differs from
+            # it in a lower digit, or is due.
             moving = list(held)
             held.clear()
             for timeout in moving:
@@ -386,6 +389,7 @@ class Purgatory:
         operation._timeout = self._timers.after(timeout, lambda: self._expire(operation))
         # Again: a `notify` before the registration above did not find this operation.
         self._try(operation)
+        # Another thread may have ended it before `_timeout` was set, and so did not cancel it.
         if operation._over:
             self._timers.cancel(operation._timeout)
         return operation

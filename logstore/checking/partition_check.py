@@ -179,6 +179,7 @@ class PartitionInspection:
                 position, limit=limit, next_offset=base, progress=self._progress(position)
             )
             whole = whole.followed_by(contents)
+        # In a damaged file a scan would report the same ranges again.
         if first:
             self._inspect_records(segment)
             self._inspect_end(segment, contents)
@@ -203,7 +204,7 @@ class PartitionInspection:
                 self._moved(0)
                 chunk = _native.ColumnBuilder(0, 1 << 16, 1 << 30, 0)
         except UnsupportedFormatError as error:
-            # The walk over the batches has noted an old format already, with its position.
+            # `_walk` has noted an old format already, with its position.
             noted = {problem.kind for problem in self._problems if problem.path == segment.path}
             if ProblemKind.OLD_FORMAT not in noted:
                 self._findings.note(ProblemKind.UNAVAILABLE_CODEC, segment.path, str(error))
@@ -249,6 +250,8 @@ class PartitionInspection:
             self._findings.note(
                 ProblemKind.OLD_FORMAT, segment.path, f"magic {header[16]}", position=0
             )
+        # Magic 2, a base offset of this segment, and a length from that of an empty batch (49) to
+        # the end of the file.  The length does not count its own field and the base offset (12).
         elif (
             header[16] != 2
             or not segment.base_offset <= base <= segment.offset_max
@@ -292,7 +295,7 @@ class PartitionInspection:
             if len(entries) % width:
                 self._findings.note(kind, name, f"{len(raw)} bytes are no whole number of entries")
             elif contents is not None and entries in _rebuilt(segment, contents, suffix):
-                continue
+                continue  # exactly what a rebuild gives; other entries may be right, too
             elif suffix == ".index":
                 self._inspect_offset_entries(segment, name, entries)
             else:

@@ -76,6 +76,7 @@ def decompress(codec: int, payload: Buffer, max_bytes: int) -> bytes:
     if not NONE <= codec <= ZSTD:
         raise CodecError(codec, "unknown compression codec")
     view = memoryview(payload).cast("B")
+    # Every container has a header or a length: an empty payload is damage.
     if not len(view) and codec != NONE:
         raise CodecError(codec, "empty")
     return _codec(codec)[1](payload, view, max_bytes)

@@ -121,6 +121,8 @@ class FieldWriter:
             each(self, value)
         return self
 
+    # A tagged field is its number, its size and its bytes: a reader can skip one that it does not
+    # know.
     def tags(self, tagged: Iterable[tuple[int, bytes]] = ()) -> FieldWriter:
         """Write the tagged fields at the end of a compact structure, by ascending number."""
         held = list(tagged)
@@ -196,6 +198,7 @@ class FieldReader:
 
     def varint(self) -> int:
         """Read an unsigned varint, not zig-zag."""
+        # Five bytes hold 32 bits: a longer varint is damage.
         number = 0
         for shift in range(0, 35, 7):
             byte = self._take(1)[0]

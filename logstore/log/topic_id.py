@@ -47,6 +47,7 @@ def read_topic_id(directory: Directory) -> uuid.UUID | None:
     except FileNotFoundError:
         return None
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    # As in Kafka, a later version is accepted, and an id of zeros is not.
     try:
         number = parse_uuid(fields["topic_id"].strip())
         if int(fields["version"]) < 0 or not number.int:

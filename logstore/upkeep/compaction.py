@@ -189,6 +189,7 @@ class Compactor:
         end = min(partition.last_stable_offset, partition.high_watermark, segments[-1].base_offset)
         dirty = [s for s in segments[:-1] if s.end_offset > first_dirty]
         if self.min_lag_ms > 0:
+            # Stop at the first segment with a record that is too young.
             young = (s.base_offset for s in dirty if _newest_time(s) > now - self.min_lag_ms)
             end = min(end, next(young, end))
         # Round down to the start of a segment: the segment that holds `end` is not rewritten.

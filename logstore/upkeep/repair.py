@@ -125,6 +125,8 @@ class _Mender:
     def run(self, dry_run: bool) -> Repair:
         if dry_run:
             return self._plan(dry_run)
+        # Before the lock is taken, because the open takes it.  A store's partitions are opened
+        # under the store's lock: see `_finish_changes`.
         if self._alone and self._is_amid_a_change(self._directory):
             Partition.open(self._directory.path, config=self._config, create=False).close()
         self._lock = DirectoryLock(
@@ -201,6 +203,7 @@ class _Mender:
     ) -> tuple[list[RepairStep], list[Problem]]:
         kinds = {problem.kind for problem in problems}
         found = tuple(problems)
+        # One step for each file.  A kind in _LOSING decides it, in the order of that dict.
         if kinds & _LOSING.keys():
             kind = next(kind for kind in _LOSING if kind in kinds)
             if not self._accept_loss:
@@ -272,7 +275,7 @@ class _Mender:
         elif step.action == "rewrite":
             content = self._topic_id_for(step.path)
             assert content is not None
-            _keep_copy(directory, name)
+            _keep_copy(directory, name)  # before the file is replaced
             directory.replace(PARTITION_METADATA, content)
         elif step.action == "rebuild":
             self._rebuild(directory, base_offset_of(name))
@@ -416,6 +419,8 @@ def _copy_around(
     try:
         new = directory.open(target, write=True, create=True, exclusive=True)
         try:
+            # `at` is in the source, `position` in the target.  The empty hole at the end makes the
+            # loop copy the bytes after the last one.
             at = position = 0
             for start, end in [*holes, (size, size)]:
                 position = _copy(source, at, start, new, position)

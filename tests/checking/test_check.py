@@ -23,6 +23,7 @@ from logstore import (
 from logstore.checking.partition_check import PartitionInspection
 from logstore.log.segment_digest import SegmentDigest
 from tests.conftest import MakeLog
+from tests.kit import flip
 
 GOLDEN = Path(__file__).parent.parent / "golden-log-directory" / "log"
 
@@ -73,12 +74,6 @@ def found(path: Path, **options: object) -> list[logstore.Problem]:
         problems = log.check(on_corrupt="report", **options)  # type: ignore[arg-type]
     assert state_of(path) == before
     return problems
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x10
-    path.write_bytes(content)
 
 
 def segments_of(path: Path, suffix: str = ".log") -> list[Path]:

@@ -8,9 +8,10 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.kit import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 240.0  # seconds: a busy machine starts it slowly
@@ -113,10 +114,7 @@ class Browser:
 
     def wait(self, condition: str) -> None:
         """Until an expression is true."""
-        deadline = time.monotonic() + PATIENCE
-        while not self.run(f"!!({condition})"):
-            assert time.monotonic() < deadline, f"never became true: {condition}"
-            time.sleep(0.05)
+        wait_until(lambda: self.run(f"!!({condition})"), condition, patience=PATIENCE)
 
     def screenshot(self, path: Path, *, dark: bool = False) -> None:
         """A picture of the page as it is."""

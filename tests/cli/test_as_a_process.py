@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import logstore
 from tests.cli.conftest import LONG, Command, on_a_terminal
+from tests.kit import wait_until
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
@@ -22,10 +22,8 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
 
 def wait_for(path: Path, size: int) -> None:
     """Until a file has that many bytes."""
-    deadline = time.monotonic() + LONG
-    while not path.exists() or path.stat().st_size < size:
-        assert time.monotonic() < deadline, f"{path} did not get to {size} bytes"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.stat().st_size >= size, f"{path} of {size} bytes",
+               patience=LONG)  # fmt: skip
 
 
 # ---- pipes ----

@@ -10,7 +10,6 @@ import itertools
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from logstore.coordinators.group_coordinator import GroupCoordinator
 from logstore.coordinators.internal_topics import CONSUMER_OFFSETS
 from logstore.serialization import SerializationError
 from logstore.testing import encode_batch, interrupt_at
+from tests.kit import values, wait_until
 
 START = 1_700_000_000_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -54,21 +54,18 @@ def filled(store: Store) -> Store:
     return store
 
 
-def values(records: Sequence[Any]) -> list[bytes]:
-    return [record.value for record in records]
-
-
 def everything() -> list[bytes]:
     return [b"%d-%d" % (p, n) for p in range(2) for n in range(10)]
 
 
 def eventually(so: Callable[[], object], *consumers: Consumer) -> None:
-    """Polls the consumers until it is so: they move in their own polls."""
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline, "it never came to that"
+    """Poll the consumers until it is so: a consumer takes part in a rebalance in its own polls."""
+
+    def poll() -> None:
         for consumer in consumers:
             consumer.poll(timeout=0.005)
+
+    wait_until(so, between=poll)
 
 
 # ---- alone ----
@@ -203,12 +200,8 @@ def test_wake_ends_a_wait_in_another_thread(store: Store) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not done.is_set() and time.monotonic() < deadline:
-        consumer.wake()
-        done.wait(0.01)
+    wait_until(lambda: consumer.wake() or done.wait(0.01))
     thread.join(60)
-    assert done.is_set()
     consumer.close()
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from logstore.testing.history import (
     assert_clean,
     reads_of,
 )
+from tests.kit import wait_until
 
 PRODUCERS, GROUPS, MEMBERS, PARTITIONS, LIVES = 8, 3, 4, 8, 4
 DEADLINE = 600.0  # far beyond any machine: only a hang gets there
@@ -134,7 +133,7 @@ def run_all(path: Path, count: int, polls: int) -> None:
             wait_until(lambda: all(
                 {tp: c.offset for tp, c in Groups(store).committed(f"g{g}").items()} == ends
                 for g in range(GROUPS)
-            ) or any(member.error for member in members))  # fmt: skip
+            ) or any(member.error for member in members), patience=DEADLINE)  # fmt: skip
         finally:
             over.set()
             for thread in threads:
@@ -151,13 +150,6 @@ def run_all(path: Path, count: int, polls: int) -> None:
             seen = set().union(*(m.seen for m in members if m.group == f"g{g}"))
             assert len(seen) == PRODUCERS * count
     assert_clean(recorder.history(), caught_up=True)
-
-
-def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not so():
-        assert time.monotonic() < deadline, "the groups do not get to the end"
-        time.sleep(0.05)
 
 
 def test_groups_lose_nothing_while_members_come_go_and_crash(tmp_path: Path) -> None:

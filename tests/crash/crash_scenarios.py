@@ -23,12 +23,12 @@ from logstore import (
     RetentionPolicy,
     Store,
 )
-from logstore.store.store import abandon_store
 from logstore.testing.crash_states import Crash
 from logstore.testing.io import record_io
 from logstore.testing.io_calls import Fault, Trace
 from logstore.testing.oracle import Found, Ledger, recover_partition, recover_store
 from logstore.testing.reference import ReferenceRecord, encode_batch
+from tests.kit import kill
 
 CONFIG = {"segment.bytes": 1024, "index.interval.bytes": 300, "cleanup.policy": "delete"}
 COMPACT = {**CONFIG, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.01}
@@ -631,9 +631,7 @@ def stored_unclean(root: str) -> None:
     for where in (("a", 0), ("b", 0)):
         log = topic_log(store, *where, Silent())
         log.append(b"old 3", key=b"k0")
-    for partition in store._opened_partitions():
-        partition.discard()
-    abandon_store(store)
+    kill(store)
     for name in ("a-0", "b-0"):
         segment = sorted(Path(root, STORE, name).glob("*.log"))[-1]
         with segment.open("ab") as file:

@@ -71,6 +71,7 @@ from logstore.root.checkpoints import RECOVERY_POINTS, offsets_text, parse_offse
 from logstore.root.clean_shutdown import CleanShutdown
 from logstore.root.identity import NodeIdentity
 from logstore.root.producer_ids import ProducerIds
+from tests.kit import with_crc
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 DECOMPRESSED_MAX = 1 << 20
@@ -140,7 +141,7 @@ def _sealed_batch(body: bytes) -> bytes:
     """A batch with its length and checksum set right."""
     body = body.ljust(61, b"\0")
     head = body[:8] + struct.pack(">i", len(body) - 12) + body[12:17]
-    return head + struct.pack(">I", crc32c(body[21:])) + body[21:]
+    return with_crc(head + body[17:])
 
 
 def _indexes(data: bytes) -> object:

@@ -20,8 +20,8 @@ import pytest
 import logstore
 from logstore import Compactor, DiskFullError, Partition, PartitionConfig, Producer, Store
 from logstore.files.disk_reserve import RESERVE_NAME, free_bytes
-from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
+from tests.kit import kill
 
 MiB = 1 << 20
 
@@ -190,7 +190,7 @@ def test_closing_and_recovering_work_when_not_a_block_is_free(
     with logstore.open(root / "store", config=config) as store:
         ledger.check(store["orders"][0])
         exhaust(root)
-        crash(store)
+        kill(store)
     with logstore.open(root / "store", config=config) as store:
         assert not store.recovery.clean
         assert not store.recovery.failed
@@ -204,11 +204,6 @@ def test_closing_and_recovering_work_when_not_a_block_is_free(
         store.sync()
         assert (store.path / RESERVE_NAME).stat().st_size == MiB
         ledger.check(log)
-
-
-def crash(store: Store) -> None:
-    """As a killed process leaves it: descriptors closed, nothing written."""
-    abandon_store(store)
 
 
 def test_a_lone_partition_has_a_reserve_of_its_own(make_disk: MakeDisk) -> None:
@@ -326,7 +321,7 @@ def test_two_hundred_times_full_and_back(make_disk: MakeDisk, kind: str) -> None
                 exhaust(root)
                 create_whole_or_not_at_all(store)
             elif act in ("close", "crash"):
-                crash(store) if act == "crash" else store.close()
+                kill(store) if act == "crash" else store.close()
                 store = logstore.open(root / "store", config=config, durability=durability)
                 assert not store.recovery.failed
                 log = store["orders"][0]

@@ -44,6 +44,7 @@ from logstore.format.batch import with_header
 from logstore.testing.io import inject_io, record_io
 from logstore.testing.io_calls import Fault
 from tests.crash.worst_disk import power_cuts, put
+from tests.kit import committed
 
 CONFIG = {"segment.bytes": 1024, "index.interval.bytes": 128}
 Promise = Callable[..., None]
@@ -434,10 +435,6 @@ def old_leader(directory: Path) -> None:
     with log_in(directory) as log:
         log.become_leader(4)
         refused(FencedError, lambda: log.become_leader(3), "an old leader")
-
-
-def committed(log: Partition) -> list[bytes | None]:
-    return [record.value for record in log.scan(isolation="read_committed")]
 
 
 def aborted_is_hidden(directory: Path) -> None:

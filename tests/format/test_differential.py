@@ -33,8 +33,8 @@ from logstore.testing import (
     encode_batch,
     read_log,
 )
-from logstore.testing.reference import crc32c
 from logstore.testing.strategies import batches, record_lists, reference_records
+from tests.kit import with_crc
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 PEERS = ["kafka.record", "aiokafka.record"]
@@ -314,8 +314,7 @@ def mutate(source: random.Random, batch: bytes) -> bytes:
         del out[source.randrange(61, len(out) + 1) :]
     struct.pack_into(">i", out, 8, len(out) - 12)
     out[16] = 2
-    struct.pack_into(">I", out, 17, crc32c(out[21:]))
-    return bytes(out)
+    return with_crc(out)
 
 
 def attempt(path: Path, forged: bytes, following: int) -> list[ReferenceRecord] | None:

@@ -20,6 +20,7 @@ from logstore.format import codecs
 from logstore.format.batch import EndMarker
 from logstore.log.segment_contents import decompress
 from logstore.testing import ReferenceRecord, encode_batch
+from tests.kit import with_crc
 
 LARGEST = (1 << 31) - 1
 
@@ -30,8 +31,7 @@ def forged(raw: bytes, count: int, base_offset: int = 0) -> bytes:
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 23, count - 1)
     struct.pack_into(">i", batch, 57, count)
-    struct.pack_into(">I", batch, 17, _native.crc32c(bytes(batch[21:])))
-    return bytes(batch)
+    return with_crc(batch)
 
 
 def one_record(codec: int = 0) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from logstore import EpochEnd, FencedError, LeaderEpochs, OffsetOutOfRangeError, Partition
 from logstore.log.epochs import read_leader_epochs
 from tests.conftest import MakeLog
+from tests.kit import values
 
 FILE = "leader-epoch-checkpoint"
 
@@ -426,10 +427,6 @@ def catch_up(follower: Partition, leader: Partition) -> int:
             follower.become_leader(max(epoch, follower.leader_epoch))
         follower.append(record.value)
     return questions
-
-
-def values(log: Partition) -> list[bytes | None]:
-    return [record.value for record in log]
 
 
 def test_partitions_that_diverged_in_fast_fail_overs_agree_again(make_log: MakeLog) -> None:

@@ -13,12 +13,9 @@ import pytest
 from logstore import ManualClock, OffsetIndex, Partition, Record, TimeIndex
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
+from tests.kit import bases
 
 DAY = 86_400_000
-
-
-def bases(log: Partition) -> list[int]:
-    return [segment.base_offset for segment in log.segments]
 
 
 # ---- rolling ----

@@ -18,19 +18,14 @@ from logstore.log.state import DurableMark, PartitionState
 from logstore.recovery import failed_sync
 from logstore.recovery.failed_sync import FailedSync
 from logstore.root.checkpoint_twin import CheckpointTwin
-from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
 from tests.conftest import MakeLog
 from tests.crash.decoder_fuzz import BEHIND_A_CHECKSUM
+from tests.kit import kill
 
 MakeStore = Callable[..., Store]
 
 POINTS = "recovery-point-offset-checkpoint"
-
-
-def crash(store: Store) -> None:
-    """As a killed process leaves it: descriptors closed, nothing written."""
-    abandon_store(store)
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def root(make_store: MakeStore) -> Path:
         topic[number].extend([b"%d" % i for i in range(20)])
     store.sync()
     topic.append(b"not durable", partition=0)
-    crash(store)
+    kill(store)
     return store.path
 
 
@@ -101,7 +96,7 @@ def test_between_twin_and_checkpoint_a_crash_is_no_brokers_visit(make_store: Mak
     topic.append(b"b")
     before = (store.path / POINTS).read_bytes()
     store.sync()
-    crash(store)
+    kill(store)
     (store.path / POINTS).write_bytes(before)
     with logstore.open(store.path) as again:
         assert not again._left.foreign

@@ -444,7 +444,7 @@ def test_close_while_others_append_and_scan_is_safe(make_log: MakeLog) -> None:
     time.sleep(0.2)
     log.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert not unexpected
     again = make_log(segment_bytes=20_000)
@@ -486,7 +486,7 @@ def test_fsync_appends_beside_other_acts_do_not_deadlock(make_log: MakeLog, act:
         time.sleep(0.005)
     log.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert not unexpected
     make_log(segment_bytes=5000).check()
@@ -574,8 +574,8 @@ def test_interrupts_leave_one_of_three_outcomes(make_log: MakeLog) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
     count = 0
     try:
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
+        enough = time.monotonic() + 2
+        while (now := time.monotonic()) < enough or (not maybe and now < enough + 60):
             value = b"%d" % count
             count += 1
             try:

@@ -39,11 +39,11 @@ from logstore import (
     RecordNotFoundError,
     RetentionPolicy,
     TimeIndex,
-    _native,
 )
 from logstore.format.batch import BatchHeader, EndMarker
 from logstore.testing import ReferenceRecord, encode_batch, read_log
 from tests.conftest import MakeLog
+from tests.kit import bases, with_crc
 
 # ---- rolling ----
 
@@ -57,10 +57,6 @@ def raw(*timestamps: int, offset: int = 0) -> bytes:
         for number, time in enumerate(timestamps)
     ]
     return encode_batch(records, base_offset=offset)
-
-
-def bases(log: Partition) -> list[int]:
-    return [segment.base_offset for segment in log.segments]
 
 
 def files(log: Partition, suffix: str) -> list[int]:
@@ -159,9 +155,8 @@ def test_30_what_does_not_fit_the_segments_range_is_refused_before_a_byte_is_wri
         size = log.segments[-1].size_bytes
         wide = bytearray(raw(1, 2, offset=1))
         wide[23:27] = (-1).to_bytes(4, "big", signed=True)  # the last offset delta
-        wide[17:21] = _native.crc32c(bytes(wide[21:])).to_bytes(4, "big")
         with pytest.raises(LogStoreError):
-            log.append_batch(bytes(wide), origin="follower")
+            log.append_batch(with_crc(wide), origin="follower")
         assert log.segments[-1].size_bytes == size == log.segments[-1].path.stat().st_size
         assert log.end_offset == 1
 

@@ -16,6 +16,7 @@ import pytest
 
 from logstore import ClosedError, CorruptLogError, Partition, Record, _native
 from logstore.format import codecs, lz4_codec
+from tests.kit import with_crc
 
 MIB = 1 << 20
 LONG = 12 * MIB  # well beyond what a scan reads alone
@@ -153,7 +154,8 @@ def test_dropped_scans_leave_neither_threads_nor_descriptors(tmp_path: Path) -> 
             for _ in range(20_000):
                 next(records)
         del chunks, records
-        assert look() == before
+        # A thread that an earlier test left may end while this test runs: fewer is no leak.
+        assert all(now <= was for now, was in zip(look(), before, strict=True))
 
 
 def test_a_child_process_may_drop_its_parents_scan(tmp_path: Path) -> None:
@@ -219,8 +221,7 @@ def test_a_damaged_lz4_block_under_a_right_checksum_is_told(tmp_path: Path) -> N
     file = tmp_path / "t-0" / f"{0:020}.log"
     raw = bytearray(file.read_bytes())
     raw[61 + 7 + 4 + 2 : 61 + 7 + 4 + 12] = b"\xff" * 10
-    raw[17:21] = _native.crc32c(bytes(raw[21:])).to_bytes(4, "big")
-    file.write_bytes(raw)
+    file.write_bytes(with_crc(raw))
     with Partition.open(tmp_path / "t-0", readonly=True) as log:
         with pytest.raises(CorruptLogError, match="lz4"):
             list(log.scan())

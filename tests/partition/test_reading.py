@@ -22,10 +22,7 @@ from logstore import (
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from logstore.waking import Gate
 from tests.conftest import MakeLog
-
-
-def values(records: object) -> list[bytes | None]:
-    return [record.value for record in records]  # type: ignore[attr-defined]
+from tests.kit import values
 
 
 @pytest.fixture
@@ -199,7 +196,7 @@ def test_follow_goes_on_over_rolls(make_log: MakeLog) -> None:
     reader.start()
     for _ in range(500):
         log.append(b"x" * 100)
-    reader.join(20)
+    reader.join(60)
     assert got == list(range(500))
 
 
@@ -216,7 +213,7 @@ def test_a_follower_is_told_when_the_log_is_closed(log: Partition) -> None:
     reader.start()
     time.sleep(0.05)
     log.close()
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
     assert errors
 

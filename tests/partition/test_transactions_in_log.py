@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from logstore import (
     InvalidRecordError,
     OutOfOrderSequenceError,
     Partition,
-    Record,
     RecordTooLargeError,
     UnsupportedFormatError,
     repair,
@@ -34,6 +33,7 @@ from logstore.format.batch import BatchHeader, EndMarker, split, with_header
 from logstore.format.validation import AppendedBatches
 from logstore.log.segment import Segment
 from logstore.testing import ReferenceRecord, check_invariants, decode_batch, encode_batch
+from tests.kit import crash, values
 
 MakeLog = Callable[..., Partition]
 NOW = 1_700_000_000_000
@@ -77,10 +77,6 @@ class Producing:
         return self.log.end_transaction(self.producer_id, self.epoch, commit=commit)
 
 
-def values(records: Iterator[Record] | Any) -> list[bytes | None]:
-    return [record.value for record in records]
-
-
 def committed(log: Partition) -> list[bytes | None]:
     """What a committed reader sees, by every way of reading."""
     scan = log.scan(isolation="read_committed")
@@ -95,12 +91,6 @@ def committed(log: Partition) -> list[bytes | None]:
     offsets = range(log.start_offset, log.last_stable_offset)
     assert [r.value for b in raw if not b.control for r in b.records if r.offset in offsets] == seen
     return seen
-
-
-def crash(log: Partition, to: Path) -> Path:
-    """The directory as it is now, as if the process had died."""
-    shutil.copytree(log.path, to)
-    return to
 
 
 @pytest.fixture
@@ -516,7 +506,7 @@ def test_a_follower_of_the_log_wakes_when_a_transaction_ends(make_log: MakeLog) 
     thread = threading.Thread(target=follow)
     thread.start()
     log.append(b"plain")
-    assert got.wait(10)
+    assert got.wait(60)
     producer.transact(b"aborted")
     producer.end(commit=False)
     producer.transact(b"committed")
@@ -524,7 +514,7 @@ def test_a_follower_of_the_log_wakes_when_a_transaction_ends(make_log: MakeLog) 
     log.append(b"behind")
     assert seen == [b"plain"]
     producer.end(commit=True)
-    thread.join(10)
+    thread.join(60)
     assert seen == [b"plain", b"committed", b"behind"]
 
 

@@ -20,6 +20,7 @@ from logstore import (
 )
 from logstore.recovery.truncation_plan import TruncationPlan
 from tests.conftest import MakeLog
+from tests.kit import committed
 
 T0 = TopicPartition("t", 0)
 ISOLATIONS = ("read_uncommitted", "read_committed")
@@ -278,9 +279,6 @@ def test_a_consumer_of_another_process_past_a_cut_reads_on_at_the_cut(store: Sto
 
 def test_a_producer_whose_marker_was_cut_off_shows_nothing_of_what_it_aborted(store: Store) -> None:
     log = store.create_topic("t")[0]
-
-    def committed(partition: Partition) -> list[bytes | None]:
-        return [record.value for record in partition.scan(isolation="read_committed")]
 
     with Producer(store, "id") as producer:
         with contextlib.suppress(KeyError), producer.transaction():

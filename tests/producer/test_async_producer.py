@@ -24,6 +24,7 @@ from logstore import (
     TransactionAbortedError,
 )
 from logstore.testing import Fault, inject_io
+from tests.kit import topic_values
 
 
 @pytest.fixture
@@ -31,10 +32,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with logstore.open(tmp_path / "store") as opened:
         opened.create_topic("t", partitions=2)
         yield opened
-
-
-def values(store: Store, isolation: str = "read_uncommitted") -> list[bytes | None]:
-    return [r.value for log in store["t"] for r in log.scan(isolation=isolation)]
 
 
 def test_append_and_send_are_awaited(store: Store) -> None:
@@ -57,7 +54,7 @@ def test_append_and_send_are_awaited(store: Store) -> None:
         return await delivery
 
     asyncio.run(work())
-    assert len(values(store)) == 102
+    assert len(topic_values(store, "t")) == 102
 
 
 def test_many_tasks_need_no_thread_each(store: Store) -> None:
@@ -73,7 +70,7 @@ def test_many_tasks_need_no_thread_each(store: Store) -> None:
             return set(await asyncio.gather(*tasks))
 
     assert len(asyncio.run(work())) == 500
-    assert sorted(v for v in values(store) if v) == sorted(b"%d" % n for n in range(500))
+    assert sorted(v for v in topic_values(store, "t") if v) == sorted(b"%d" % n for n in range(500))
 
 
 def test_a_full_buffer_waits_and_lets_others_run(store: Store) -> None:
@@ -99,7 +96,7 @@ def test_a_full_buffer_waits_and_lets_others_run(store: Store) -> None:
         return most
 
     assert asyncio.run(work()) < 400_000
-    assert len(values(store)) == 3_000 and turns > 0
+    assert len(topic_values(store, "t")) == 3_000 and turns > 0
 
 
 def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store) -> None:
@@ -122,7 +119,7 @@ def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store) -> None:
         assert [(await each).offset for each in taken] == list(range(len(taken)))
 
     asyncio.run(work())
-    assert values(store)[-1] == b"last"
+    assert topic_values(store, "t")[-1] == b"last"
 
 
 def test_transactions_commit_abort_and_are_fenced(store: Store) -> None:
@@ -147,7 +144,7 @@ def test_transactions_commit_abort_and_are_fenced(store: Store) -> None:
                         await tx.append("t", b"5")
 
     asyncio.run(work())
-    assert sorted(v for v in values(store, "read_committed") if v) == [b"1", b"2"]
+    assert sorted(v for v in topic_values(store, "t", "read_committed") if v) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("cancels", [1, 2])
@@ -182,7 +179,7 @@ def test_a_begin_that_is_cancelled_leaves_no_transaction_open(
                 await tx.send("t", b"1")
 
     asyncio.run(work())
-    assert values(store, "read_committed") == [b"1"]
+    assert topic_values(store, "t", "read_committed") == [b"1"]
 
 
 def test_errors_come_out_where_they_are_awaited(store: Store, monkeypatch: Any) -> None:

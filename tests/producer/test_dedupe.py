@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import tempfile
 import weakref
@@ -23,18 +22,13 @@ from logstore import (
     Partition,
     Position,
     Producer,
-    Store,
     Transactions,
 )
 from logstore.partition.scan import Scan
 from logstore.producer.dedupe import HEADER
-from logstore.store.store import abandon_store
+from tests.kit import kill, topic_values, wait_until_freed
 
 WINDOW_MS, COUNT = 1_000, 4
-
-
-def values(store: Store, topic: str = "t") -> list[bytes | None]:
-    return [record.value for log in store[topic] for record in log]
 
 
 def test_the_same_id_is_answered_with_the_first_place(tmp_path: Path) -> None:
@@ -60,7 +54,7 @@ def test_the_same_id_is_answered_with_the_first_place(tmp_path: Path) -> None:
 
 def values_after(path: Path) -> list[bytes | None]:
     with logstore.open(path, readonly=True) as store:
-        return values(store)
+        return topic_values(store, "t")
 
 
 def test_bad_ids_and_other_windows_are_refused(tmp_path: Path) -> None:
@@ -119,11 +113,11 @@ def test_what_was_aborted_was_not_sent(tmp_path: Path) -> None:
             with producer.transaction() as tx:
                 tx.append("t", b"8", dedupe_id="c")
                 tx.abort()
-        before = len(values(store))
+        before = len(topic_values(store, "t"))
     with logstore.open(tmp_path, durability="os") as store, Producer(store) as other:
         assert other.append("t", b"x", dedupe_id="a") == first
         assert other.append("t", b"x", dedupe_id="b") == kept.result(0)
-        assert len(values(store)) == before
+        assert len(topic_values(store, "t")) == before
         assert other.append("t", b"9", dedupe_id="c").offset > first.offset
 
 
@@ -146,7 +140,7 @@ def test_an_id_whose_record_was_truncated_may_be_sent_again(tmp_path: Path) -> N
         log.truncate(0)
         with Producer(store) as producer:
             assert producer.append("t", b"first", dedupe_id="kept").offset == 0
-        assert values(store) == [b"first"]
+        assert topic_values(store, "t") == [b"first"]
 
 
 def test_a_record_whose_commit_was_truncated_does_not_count(tmp_path: Path) -> None:
@@ -241,8 +235,7 @@ def test_a_closed_producer_that_used_an_id_is_freed(tmp_path: Path) -> None:
         named.close()
         gone = [weakref.ref(plain), weakref.ref(named)]
         del plain, named, tx
-        gc.collect()
-        assert [each() for each in gone] == [None, None]
+        wait_until_freed(*gone)
         assert (kept.topic, kept.partition, kept.result(0).offset) == ("t", 0, 0)
 
 
@@ -321,7 +314,7 @@ class DedupeMachine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self.producer.flush()
-        abandon_store(self.store)
+        kill(self.store)
         self.open()
 
     def teardown(self) -> None:

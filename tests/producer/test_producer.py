@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import itertools
 import os
 import subprocess
@@ -45,6 +44,7 @@ from logstore.producer.delivery import Delivery
 from logstore.root.producer_ids import BLOCK, FIRST, ProducerIds
 from logstore.testing.io import inject_io
 from logstore.testing.io_calls import Fault
+from tests.kit import topic_values, wait_until_freed
 
 
 @pytest.fixture
@@ -53,10 +53,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
         opened.create_topic("orders", partitions=4)
         opened.create_topic("one")
         yield opened
-
-
-def values(store: Store, topic: str) -> list[bytes | None]:
-    return [record.value for partition in store[topic] for record in partition]
 
 
 def headers_of(store: Store, topic: str, number: int = 0) -> list[BatchHeader]:
@@ -196,7 +192,7 @@ def test_a_callback_keeps_no_other_thread_from_sending(
         def callback(_: Delivery) -> None:
             thread = threading.Thread(target=other, daemon=True)
             thread.start()
-            thread.join(10)
+            thread.join(60)
 
         producer.send("orders", b"1", partition=0, callback=callback)
         producer.append("orders", b"3", partition=0, dedupe_id=dedupe_id and "a")
@@ -371,7 +367,7 @@ def test_batches_are_the_producers_numbered_without_a_gap(store: Store, compress
         assert header.base_sequence == expected == header.base_offset
         expected += header.record_count
     assert expected == 501
-    assert values(store, "one")[-1] == b"last"
+    assert topic_values(store, "one")[-1] == b"last"
     store.check()
 
 
@@ -396,7 +392,7 @@ def test_the_buffer_over_many_partitions_is_bounded(store: Store) -> None:
             producer.send("wide", b"x" * 1_000, partition=n % 40)
             most = max(most, producer.held_bytes)
     assert most < 400_000
-    assert len(values(store, "wide")) == 3_000
+    assert len(topic_values(store, "wide")) == 3_000
 
 
 def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store, monkeypatch: Any) -> None:
@@ -422,7 +418,7 @@ def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store, monkeypat
         full = False
         assert producer.append("one", b"next").offset == 2
         assert delivery.result(60).offset == 1
-    assert values(store, "one") == [b"first", b"kept", b"next"]
+    assert topic_values(store, "one") == [b"first", b"kept", b"next"]
 
 
 def test_records_that_fail_for_good_are_told_to_everyone(store: Store, monkeypatch: Any) -> None:
@@ -471,7 +467,7 @@ def test_bad_input_is_told_and_nothing_is_sent(store: Store) -> None:
             producer.send("one")  # type: ignore[call-arg]
         assert producer.send("one", None, key=b"k").result(60).offset == 1
         assert producer.send("one", bytearray(b"mutable")).result(60).offset == 2
-    assert values(store, "one") == [b"warm", None, b"mutable"]
+    assert topic_values(store, "one") == [b"warm", None, b"mutable"]
     for wrong in ({"linger": 0}, {"batch_bytes": -1}, {"buffer_bytes": 0}, {"max_block": 0},
                   {"compression": "brotli"}, {"durability": "maybe"}):  # fmt: skip
         with pytest.raises(ConfigError):
@@ -488,7 +484,7 @@ def test_a_closed_producer_says_so(store: Store) -> None:
             call("one", b"b")
     with pytest.raises(ClosedError):
         producer.flush()
-    assert values(store, "one") == [b"a"]
+    assert topic_values(store, "one") == [b"a"]
 
 
 def test_a_topic_that_was_deleted_is_unknown(store: Store) -> None:
@@ -530,7 +526,7 @@ def test_serializers_and_interceptors_stand_before_the_log(store: Store) -> None
         producer.send("one", None, key="k")
     record = store["one"][0][0]
     assert (record.key, record.value, record.headers) == (b"k", b'{"a":[1]}', (("trace", b"1"),))
-    assert values(store, "one") == [b'{"a":[1]}', None]
+    assert topic_values(store, "one") == [b'{"a":[1]}', None]
     assert told == [(position, None), (Position("one", 0, 1), None)]
 
 
@@ -546,7 +542,7 @@ def test_closing_the_store_writes_what_was_sent(tmp_path: Path) -> None:
     assert [d.result(0).offset for d in deliveries] == list(range(10))
     with logstore.open(tmp_path) as again:
         assert again.recovery.clean
-        assert len(values(again, "t")) == 10
+        assert len(topic_values(again, "t")) == 10
 
 
 @pytest.mark.parametrize("end", ["", "import sys; sys.exit(3)", "del producer", "raise SystemExit"])
@@ -562,7 +558,7 @@ def test_the_end_of_the_interpreter_writes_what_was_sent(tmp_path: Path, end: st
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=120, check=False)
     with logstore.open(tmp_path) as store:
-        assert values(store, "t") == [b"%d" % n for n in range(100)]
+        assert topic_values(store, "t") == [b"%d" % n for n in range(100)]
 
 
 def test_threads_share_a_producer(store: Store) -> None:
@@ -579,7 +575,7 @@ def test_threads_share_a_producer(store: Store) -> None:
         for thread in threads:
             thread.join()
     for me in range(4):
-        mine = [v for v in values(store, "orders") if v and v.startswith(b"%d " % me)]
+        mine = [v for v in topic_values(store, "orders") if v and v.startswith(b"%d " % me)]
         assert mine == [b"%d %d" % (me, n) for n in range(2_000)]
     store.check()
 
@@ -662,13 +658,7 @@ def test_a_producer_with_a_record_that_failed_is_freed(store: Store, how: str) -
             producer.close()
         return weakref.ref(producer)
 
-    producer = fail()
-    # A round of the producer's thread that is under way has a reference.
-    for thread in threading.enumerate():
-        if thread.name == "logstore producer":
-            thread.join(60)
-    gc.collect()
-    assert producer() is None
+    wait_until_freed(fail())
 
 
 def test_each_delivery_of_a_pack_raises_an_error_of_its_own(store: Store) -> None:
@@ -716,6 +706,4 @@ def test_a_producer_that_was_fenced_is_freed(store: Store) -> None:
             old.close()
         return weakref.ref(old)
 
-    old = fence()
-    gc.collect()
-    assert old() is None
+    wait_until_freed(fence())

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -40,8 +39,8 @@ from logstore.coordinators.transaction_state import (
 )
 from logstore.format.batch import EndMarker, split
 from logstore.partition.appender import AppendableLog
-from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
+from tests.kit import kill, wait_until
 
 
 @pytest.fixture
@@ -303,13 +302,7 @@ def test_a_thread_watches_the_time(store: Store) -> None:
     with Producer(store, "slow", transaction_timeout=0.05) as producer:
         tx = producer.transaction()
         tx.append("b", b"late")
-        ended = threading.Event()
-        for _ in range(600):
-            if Transactions.of(store).describe("slow").state == "CompleteAbort":
-                ended.set()
-                break
-            ended.wait(0.1)
-        assert ended.is_set()
+        wait_until(lambda: Transactions.of(store).describe("slow").state == "CompleteAbort")
         with pytest.raises(TransactionAbortedError):
             tx.commit()
     assert committed(store, "b") == []
@@ -452,11 +445,6 @@ def two_transactions(store: Store) -> list[str]:
     tx.abort()
     known.append("aborted")
     return known
-
-
-def kill(store: Store) -> None:
-    """As a process that is killed: nothing more is written, the lock is free."""
-    abandon_store(store)
 
 
 def fresh_copy(base: Path, path: Path) -> Store:

@@ -21,12 +21,9 @@ from logstore import (
 )
 from logstore.recovery.failed_sync import FailedSync
 from logstore.testing import Fault, inject_io
+from tests.kit import values
 
 EIO = Fault.fail(errno.EIO, "datasync", "*.log")
-
-
-def values(log: Partition) -> list[bytes | None]:
-    return [record.value for record in log]
 
 
 def failed(path: Path, *, durable: int = 3) -> Partition:

@@ -31,19 +31,9 @@ from logstore.recovery import loader
 from logstore.recovery.truncation_plan import TruncationPlan
 from logstore.testing import check_invariants
 from tests.conftest import MakeLog
+from tests.kit import crash, flip, values, with_crc
 
 SMALL = {"segment_bytes": 4096, "index_interval_bytes": 256}
-
-
-def values(records: object) -> list[bytes | None]:
-    return [record.value for record in records]  # type: ignore[attr-defined]
-
-
-def crash(log: Partition, name: str = "crashed-0") -> Path:
-    """The directory as a kill -9 would leave it."""
-    target = log.path.parent / name
-    shutil.copytree(log.path, target)
-    return target
 
 
 def active_log(path: Path) -> Path:
@@ -52,12 +42,6 @@ def active_log(path: Path) -> Path:
 
 def open_log(path: Path, **config: int) -> Partition:
     return Partition.open(path, durability="os", config=config or None)
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x40
-    path.write_bytes(content)
 
 
 # ---- clean ----
@@ -392,7 +376,6 @@ def test_message_formats_0_and_1_are_named_not_cut(make_log: MakeLog) -> None:
 
 
 def test_unknown_codec_bits_are_named(make_log: MakeLog) -> None:
-    from logstore import _native
 
     log = make_log()
     log.append(b"a")
@@ -400,8 +383,7 @@ def test_unknown_codec_bits_are_named(make_log: MakeLog) -> None:
     segment = active_log(log.path)
     content = bytearray(segment.read_bytes())
     content[22] |= 7
-    content[17:21] = struct.pack(">I", _native.crc32c(bytes(content[21:])))
-    segment.write_bytes(content)
+    segment.write_bytes(with_crc(content))
     with make_log() as again, pytest.raises(UnsupportedFormatError, match="unknown compression"):
         list(again)
 
@@ -425,7 +407,7 @@ def test_damage_in_the_middle_hides_only_its_own_records(make_log: MakeLog, clea
     crashed = crash(log)
     log.close()
     path = log.path if clean else crashed
-    flip(active_log(path), positions[1] + 80)
+    flip(active_log(path), positions[1] + 80, 0x40)
     again = open_log(path)
     assert again.end_offset == 30
     with pytest.raises(CorruptLogError) as caught:
@@ -458,7 +440,7 @@ def test_damage_in_the_middle_hides_only_its_own_records(make_log: MakeLog, clea
 def test_a_damaged_header_is_walked_around(make_log: MakeLog, where: int) -> None:
     log, positions = three_batches(make_log)
     crashed = crash(log)
-    flip(active_log(crashed), positions[1] + where)
+    flip(active_log(crashed), positions[1] + where, 0x40)
     with open_log(crashed) as again:
         assert again.end_offset == 30
         assert values(again.scan(on_corrupt="skip")) == [
@@ -472,7 +454,7 @@ def test_a_damaged_durable_tail_is_not_taken_for_a_torn_one(make_log: MakeLog) -
     log, positions = three_batches(make_log)
     log.sync()
     crashed = crash(log)
-    flip(active_log(crashed), positions[2] + 80)
+    flip(active_log(crashed), positions[2] + 80, 0x40)
     again = open_log(crashed)
     assert again.recovery.torn == []
     (damage,) = again.recovery.damage

@@ -24,6 +24,7 @@ from pyspark_logstore.stream import StreamReader
 
 import logstore
 from logstore import Groups, Record, Store
+from tests.kit import wait_until
 from tests.spark import direct
 from tests.spark.collected import Collected, offset_in
 from tests.spark.conftest import CONNECTOR
@@ -154,9 +155,7 @@ def test_min_offsets_wait_for_more_or_for_the_delay(
     after = reader.latestOffset(first, limit)
     assert after["orders"] == {"0": 16}
     fill(store, "orders", 0, 1)
-    deadline = time.monotonic() + 10
-    while reader.latestOffset(after, limit) == after:
-        assert time.monotonic() < deadline, "the delay is over"
+    wait_until(lambda: reader.latestOffset(after, limit) != after, "the delay has passed: it")
     reader.stop()
 
 

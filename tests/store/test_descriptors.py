@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import logstore
-from logstore.store.store import abandon_store
+from tests.kit import kill
 
 FEW = """
 import json, os, resource, sys
@@ -64,7 +64,7 @@ def test_a_store_is_recovered_with_64_descriptors(tmp_path: Path) -> None:
     store = logstore.open(path)
     for number in range(60):
         store.create_topic(f"t{number}")[0].append(b"x")
-    abandon_store(store)  # as a killed process leaves it
+    kill(store)
     program = """
 with logstore.open(path) as store:
     result["clean"], result["failed"] = store.recovery.clean, len(store.recovery.failed)

@@ -35,7 +35,7 @@ from logstore import (
 )
 from logstore.files.directory import Directory
 from logstore.root.checkpoints import read_offsets, write_offsets
-from logstore.store.store import abandon_store
+from tests.kit import kill, values
 
 MakeStore = Callable[..., Store]
 CHECKPOINTS = (
@@ -47,20 +47,8 @@ CHECKPOINTS = (
 MARKER = ".kafka_cleanshutdown"
 
 
-def values(partition: Partition) -> list[bytes | None]:
-    return [record.value for record in partition]
-
-
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
-
-
-def kill(store: Store) -> None:
-    """End a store as the death of its process would: descriptors go, nothing is written."""
-    for topic in store._table.topics.values():
-        for partition in topic._opened.values():
-            partition.discard()
-    abandon_store(store)
 
 
 # ---- what it is to hold ----

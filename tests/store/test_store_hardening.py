@@ -29,16 +29,12 @@ from logstore import (
 )
 from logstore.files.directory import Directory
 from logstore.root.clean_shutdown import CleanShutdown
-from logstore.store.store import abandon_store
+from tests.kit import kill, values
 
 MakeStore = Callable[..., Store]
 MARKER, TWIN = ".kafka_cleanshutdown", "logstore.clean"
 BROKERS = '{"version":0,"brokerEpoch":17}'
 LOG = "00000000000000000000.log"
-
-
-def values(partition: Partition) -> list[bytes | None]:
-    return [record.value for record in partition]
 
 
 # ---- half of a marker ----
@@ -123,7 +119,7 @@ def states_after_a_crash(
 
 def opening(path: Path) -> tuple[bool, bool]:
     store = logstore.open(path)
-    abandon_store(store)
+    kill(store)
     return True, True
 
 

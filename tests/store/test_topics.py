@@ -30,8 +30,8 @@ from logstore import (
 from logstore.clock import ManualClock
 from logstore.files.directory import Directory
 from logstore.partitioner import partition_for_key
-from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
+from tests.kit import kill
 
 MakeStore = Callable[..., Store]
 
@@ -358,10 +358,6 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[s
         yield done
 
 
-def bury(store: Store) -> None:
-    abandon_store(store)
-
-
 def prepare(path: Path) -> None:
     with logstore.open(path, durability="os") as store:
         store.create_topic("kept", 2).append(b"kept", partition=0)
@@ -431,7 +427,7 @@ def test_dying_after_any_file_operation_leaves_a_whole_store(
                 finished = True
             except DiedError:
                 pass
-        bury(store)
+        kill(store)
         if finished or act is not close:
             assert (path / ".kafka_cleanshutdown").exists() == (act is close)
         # Whoever opens next may die as well, at any point, and the one after finishes.
@@ -441,7 +437,7 @@ def test_dying_after_any_file_operation_leaves_a_whole_store(
                     store = logstore.open(path, durability="os")
                 except DiedError:
                     continue
-            bury(store)
+            kill(store)
             break
         with logstore.open(path, durability="os") as store:
             check_survivor(store, act, finished)

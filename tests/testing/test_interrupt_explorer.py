@@ -25,6 +25,7 @@ from logstore import (
     Store,
 )
 from logstore.testing import check_invariants, explore_interrupts
+from tests.kit import topic_values
 
 SAMPLE = 30
 CODE = (str(Path(logstore.__file__).parent), str(Path(threading.__file__).parent))
@@ -277,14 +278,6 @@ def grouped(directory: str) -> World:
     return this
 
 
-def values(store: Store, isolation: Any = "read_uncommitted") -> list[bytes | None]:
-    return [
-        record.value
-        for partition in store["orders"]
-        for record in partition.scan(isolation=isolation)
-    ]
-
-
 def check_world(this: World, _: BaseException | None) -> None:
     producer, store = this.producer, this.store
     if this.consumer is not None:
@@ -304,11 +297,11 @@ def check_world(this: World, _: BaseException | None) -> None:
         assert not again.recovery.failed
         for partition in again["orders"]:
             check_invariants(partition)
-        found = values(again)
+        found = topic_values(again, "orders")
         assert b"old" in found
         assert len(found) == len(set(found)), "nothing is there twice"
         assert {*found} >= {*this.sent}
-        committed = values(again, "read_committed")
+        committed = topic_values(again, "orders", "read_committed")
         ours = [value for value in committed if value and value.startswith(b"transaction")]
         assert len(ours) in (0, 3), "all of a transaction or nothing"
         with Producer(again, producer.transactional_id) as another:
@@ -398,7 +391,7 @@ def check_group(this: World, error: BaseException | None) -> None:
     this.consumer.close()
     with Consumer(this.store, "orders", group_id="readers") as other:
         poll_all(other, this.seen)
-    assert this.seen == {*values(this.store)}
+    assert this.seen == {*topic_values(this.store, "orders")}
     this.consumer = None
     check_world(this, error)
 

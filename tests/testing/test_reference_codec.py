@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from logstore.testing import FormatViolation, ReferenceRecord, decode_batch, encode_batch, read_log
 from logstore.testing.reference import _Reader, crc32c, encode_varint
 from logstore.testing.strategies import batches, reference_records
+from tests.kit import with_crc
 
 CODEC_NAMES = ["none", "gzip", "snappy", "lz4", "zstd"]
 EXAMPLES = settings(
@@ -139,10 +140,6 @@ def test_sequences_wrap_to_zero(first: int, last: int) -> None:
 
 
 # ------------------------------------------------------------------------------------ strictness
-
-
-def with_crc(batch: bytes) -> bytes:
-    return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
 def patched(batch: bytes, at: int, layout: str, value: int) -> bytes:

@@ -23,9 +23,9 @@ from logstore import (
     Record,
     RecordNotFoundError,
     Segment,
-    _native,
 )
 from logstore.files.names import segment_name
+from logstore.files.small_file import with_checksum
 from logstore.log.segment import RELATIVE_MAX
 from logstore.testing import (
     CompactionRules,
@@ -267,7 +267,7 @@ def test_a_checkpoint_beyond_the_end_or_below_the_start_is_the_start(make_log: M
         assert log.first_dirty_offset == 0
     for offset in (11, 1 << 40):
         body = b"%d" % offset
-        (log.path / "logstore.cleaner").write_bytes(b"%08x %b\n" % (_native.crc32c(body), body))
+        (log.path / "logstore.cleaner").write_bytes(with_checksum(body))
         assert log.first_dirty_offset == 0
     log.trim(3)
     assert log.first_dirty_offset == 3

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ import logstore
 from logstore import Maintenance, ManualClock, Partition, Record, Store
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
+from tests.kit import wait_until, wait_until_freed
 
 DAY = 86_400_000
 
@@ -24,15 +23,6 @@ DAY = 86_400_000
 def store(tmp_path: Path, fake_clock: ManualClock) -> Iterator[Store]:
     with logstore.open(tmp_path / "data", durability="os", clock=fake_clock) as opened:
         yield opened
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """For what a thread does; fails by the test's own patience, not by a deadline that matters."""
-    for _ in range(2000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to that")
 
 
 # ---- a round by hand ----
@@ -257,8 +247,8 @@ def test_a_dropped_maintenance_keeps_nothing_alive(make_log: MakeLog) -> None:
     thread, ref = maintenance._thread, weakref.ref(maintenance)
     assert thread is not None
     del maintenance
-    gc.collect()
-    wait_until(lambda: ref() is None and not thread.is_alive())
+    wait_until_freed(ref)
+    wait_until(lambda: not thread.is_alive())
 
 
 def test_rounds_by_hand_and_in_the_thread_do_not_meet(make_log: MakeLog) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import logstore
 from logstore import CorruptLogError, Partition, ProblemKind, Severity, Store, repair
-from logstore.store.store import abandon_store
 from logstore.testing import Fault, inject_io
+from tests.kit import flip, kill
 
 MakeStore = Callable[..., Store]
 
@@ -22,12 +22,6 @@ CONFIG = {"segment.bytes": 2000, "index.interval.bytes": 500}
 
 def state_of(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x10
-    path.write_bytes(content)
 
 
 def second_batch(path: Path) -> int:
@@ -221,7 +215,7 @@ def test_a_lost_state_does_not_make_damage_a_power_cut(make_store: MakeStore, ho
     log = store.create_topic("orders")[0]
     for i in range(60):
         log.append(b"%d" % i + bytes(40), durability="fsync")
-    abandon_store(store)  # killed
+    kill(store)
     directory = store.path / "orders-0"
     flip(sorted(directory.glob("*.log"))[1], 100)
     if how == "gone":

@@ -1,7 +1,7 @@
 """Fixtures that every test may use, and the checks that every test gets.
 
 `log` is a fresh partition; `make_log` opens as many as a test needs and closes what it forgot;
-`fake_clock` stands still until told.  After each test, no file may be left open.
+`fake_clock` moves only when a test advances it.  After each test, no file may be left open.
 
 Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
 """
@@ -31,7 +31,7 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, data
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# Who is started in the background of a shell ignores Ctrl-C, and so would the processes of tests.
+# A shell starts background processes with SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -62,7 +62,7 @@ def test_a_second_leap_has_to_last_for_a_day_of_its_own() -> None:
 def test_guarded_time_is_never_late_and_gains_little(steps: list[tuple[int, int]]) -> None:
     """It is never after the wall clock, and gains at most the tolerance and 1 % of steady time.
 
-    `believe_after_ms` is out of reach here.
+    `believe_after_ms` is never reached here.
     """
     guard = ClockGuard(NOW, 0.0, believe_after_ms=10**15)
     wall, steady, lowest = NOW, 0, NOW

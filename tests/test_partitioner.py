@@ -1,4 +1,4 @@
-"""Which partition a record goes to: Kafka's choice for a key, batch-wise without one."""
+"""The partition of a record: Kafka's choice for a key, one per batch without a key."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_an_error_says_whose_it_was() -> None:
 
 
 class Adds:
-    """Adds a header; remembers what it was told."""
+    """Adds a header; remembers the calls that it got."""
 
     def __init__(self, name: str) -> None:
         self.name = name

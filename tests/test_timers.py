@@ -27,7 +27,7 @@ def nothing() -> None:
 
 
 class WheelAgainstHeap(RuleBasedStateMachine):
-    """Every timeout comes when a heap would say so, in the heap's order, and none twice."""
+    """Every timeout fires at the time of a heap, in the heap's sequence, and none twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class WheelAgainstHeap(RuleBasedStateMachine):
 
     @rule()
     def advance_as_told(self) -> None:
-        """Whoever wakes only when the wheel says so misses nothing."""
+        """A thread that sleeps until the time that the wheel returns misses no timeout."""
         due = self.wheel.next_due_ms()
         if due is not None:
             self.advance(due - self.now)

@@ -1,4 +1,4 @@
-"""`check`: every kind of file, what is said of it, and that nothing is written."""
+"""`check`: the finding for every kind of file; it writes nothing."""
 
 from __future__ import annotations
 

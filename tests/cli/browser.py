@@ -39,7 +39,7 @@ class Browser:
             f"--user-data-dir={profile}",
             f"--window-size={width},{height}",
         ]
-        # It speaks on descriptors 3 and 4; ours must not be among these before they are copied.
+        # The browser uses descriptors 3 and 4; ours must not be among these before they are copied.
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs_in, theirs_out)]
         nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         copies = [
@@ -92,7 +92,7 @@ class Browser:
         return found
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Whatever the page complains about."""
+        """Return the errors that the page logged."""
         parameters = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(parameters["exceptionDetails"])[:500])
@@ -100,7 +100,7 @@ class Browser:
             self.errors.append(parameters["entry"]["text"])
 
     def go(self, url: str) -> None:
-        """Load a page, and wait until it says that it is ready."""
+        """Load a page, and wait until its readyState is complete."""
         self._call("Page.navigate", url="about:blank")
         self._call("Page.navigate", url=url)
         self.wait("document.body && document.body.dataset.ready === 'yes'")

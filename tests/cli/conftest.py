@@ -74,7 +74,7 @@ class Command:
         return process
 
     def end(self) -> None:
-        """Nothing that a failed test started stays behind."""
+        """End every process that a failed test left running."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -103,7 +103,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command
 
 
 def golden(name: str, text: str) -> None:
-    """Compare with a committed file; LOGSTORE_GOLDEN=write makes it anew."""
+    """Compare with a committed file; LOGSTORE_GOLDEN=write writes it again."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", text)
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("LOGSTORE_GOLDEN") == "write":

@@ -78,7 +78,7 @@ def test_ctrl_c_ends_following_cleanly(command: Command) -> None:
     out = command.store.parent / "out"
     with open(out, "wb") as stdout:
         reader = command.start("read", "orders", "--follow", "-f", "%s;", stdout=stdout)
-    wait_for(out, 14)  # both are printed before anything else comes
+    wait_for(out, 14)  # both are printed before the next append
     with logstore.open(command.store) as store:
         store["orders"].append(b"third")
     wait_for(out, 20)

@@ -39,7 +39,7 @@ sys.exit(code)
 
 
 def peak_bytes(command: Command, *arguments: str, stdin: Path | None = None) -> int:
-    """The most memory that a verb ever held; its output goes nowhere."""
+    """Return the peak memory of a command whose output is /dev/null."""
     line = [sys.executable, "-c", SCRIPT, "-s", str(command.store), *arguments]
     with open(stdin or os.devnull, "rb") as given:
         done = subprocess.run(

@@ -62,7 +62,7 @@ def test_csv_is_for_spreadsheets(command: Command, tmp_path: Path) -> None:
     assert [(r.key, r.value, r.headers, r.timestamp) for r in found[1:]] == [
         (r.key, r.value, r.headers, r.timestamp) for r in RECORDS[1:]
     ]
-    assert found[0].key is None  # it was empty: a cell cannot tell the two apart
+    assert found[0].key is None  # an empty cell stands for both None and b""
 
 
 def test_a_stretch_and_a_condition(command: Command, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_messages_come_live(server: UiServer, command: Command) -> None:
         answer = connection.getresponse()
         assert answer.getheader("Content-Type") == "text/event-stream"
         assert answer.readline() == b"event: hello\n"
-        # Whoever was greeted sees all that comes from then on.
+        # A client that got the greeting receives every later event.
         with logstore.open(command.store, durability="os") as store:
             store["orders"].append(b"not this", key=b"a")
             store["orders"].append(b"this", key=b"b")

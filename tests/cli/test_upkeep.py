@@ -1,4 +1,4 @@
-"""`logstore retain`, `compact`, `purge`: nothing goes without ``--yes``, and all say why."""
+"""`logstore retain`, `compact`, `purge`: ``--yes`` is needed to delete; each gives its reason."""
 
 from __future__ import annotations
 

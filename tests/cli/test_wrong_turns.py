@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong: each answer says what to do instead."""
+"""Mistakes of new users: each error text names the right command."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_unequal_subscriptions_cannot_be_evened_out_by_a_move(
 def test_sticky_settles_and_cooperative_hands_nothing_over_before_it_is_given_back(
     there: dict[str, Sequence[int]], data: st.DataObject
 ) -> None:
-    """A group through joins and departures; owners change only over nobody."""
+    """A group through joins and departures; between two owners a partition has none."""
     owned: dict[str, tuple[TopicPartition, ...]] = {}
     wanted = {f"m{n}": data.draw(st.lists(st.sampled_from(TOPICS), min_size=1, unique=True))
               for n in range(4)}  # fmt: skip

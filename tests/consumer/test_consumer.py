@@ -1,4 +1,4 @@
-"""Consumers: reading, positions, commits, groups, callbacks, what goes wrong on the way."""
+"""Consumers: reading, positions, commits, groups, callbacks and errors."""
 
 from __future__ import annotations
 
@@ -716,7 +716,7 @@ def test_a_member_whose_thread_ended_loses_its_place(timed: Store) -> None:
     thread.join()
     let_pass(timed, 50)
     assert Groups(timed).describe("g").state == "Empty"
-    consumers[0].poll(timeout=0)  # handed on to this thread: it starts anew
+    consumers[0].poll(timeout=0)  # this thread uses it from now on: it joins again
     assert Groups(timed).describe("g").state == "Stable"
     consumers[0].close()
 
@@ -726,7 +726,7 @@ def test_members_of_a_process_that_is_gone_are_taken_out(
 ) -> None:
     consumer = Consumer(timed, "t", group_id="g", auto_commit=False)
     consumer.poll(timeout=0)
-    # As a crash leaves it: the record of the group says that it has a member.
+    # As a crash leaves it: the record of the group lists a member.
     timed.close()
     store = make_store()
     assert Groups(store).committed("g") == {}
@@ -760,7 +760,7 @@ def test_offsets_in_a_transaction_wait_for_its_end(filled: Store) -> None:
         assert topic == CONSUMER_OFFSETS
         assert consumer.committed() == {T0: None, T1: None}
     with Consumer(filled, "t", group_id="g", auto_commit=False) as consumer:
-        assert consumer.poll(timeout=0) == []  # nobody knows yet where to start
+        assert consumer.poll(timeout=0) == []  # the start is not known yet
         with pytest.raises(RebalanceError, match="a transaction that is not over"):
             consumer.position(T0)
         filled[topic][number].end_transaction(7, 0, commit=True)
@@ -841,7 +841,7 @@ def test_a_commit_goes_into_the_generation_that_came_meanwhile(
 
 
 class Owners:
-    """Who owns what, as the callbacks tell; no partition may have two."""
+    """The owner of each partition, by the callbacks; no partition may have two owners."""
 
     def __init__(self) -> None:
         self.of: dict[TopicPartition, str] = {}
@@ -918,7 +918,7 @@ def test_an_assignment_is_not_taken_up_after_a_newer_join(
 def test_a_late_commit_of_what_is_not_held_is_refused(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the next generation it may be another's: only what is held goes into that."""
+    """A partition may change its owner in the next generation: commit only what is held then."""
     consumer = Consumer(filled, "t", group_id="g", auto_commit=False)
     other = Consumer(filled, "t", group_id="g", auto_commit=False)
     eventually(lambda: consumer.assignment() and other.assignment(), consumer, other)
@@ -984,7 +984,7 @@ def test_a_member_commits_before_it_learns_the_new_generation(
 def test_a_member_commits_while_the_leader_has_not_assigned(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a cooperative member holds is nobody else's, whatever the leader is about to assign."""
+    """A partition that a cooperative member holds has no other owner, even if it is reassigned."""
     consumer = Consumer(filled, "t", group_id="g", auto_commit=False)
     consumer.poll()
     other = Consumer(filled, "t", group_id="g", auto_commit=False)
@@ -1016,7 +1016,7 @@ def test_a_static_member_that_missed_a_generation_cannot_commit(timed: Store) ->
 
     thread = threading.Thread(target=use)
     thread.start()
-    thread.join()  # nobody joins again for a member whose thread has ended
+    thread.join()  # a member whose thread has ended does not join again
     absent = members[0]
     held = absent.assignment()
     assert held == [T0, T1]
@@ -1176,7 +1176,7 @@ def test_what_is_given_back_is_told_even_if_it_cannot_be_committed(
 
 
 def test_a_topic_that_is_left_is_given_back_before_others_get_it(filled: Store) -> None:
-    """Whoever subscribes to less says so by joining: others get the rest at once."""
+    """A consumer that subscribes to fewer topics joins again: others get the rest at once."""
     filled.create_topic("u")
     owners = Owners()
     with (

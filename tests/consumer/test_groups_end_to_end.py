@@ -1,7 +1,7 @@
 """Producers and groups in threads, with members that join, leave and crash; the history is checked.
 
 Eight producers write; three groups of four members read, commit and change hands.  Nothing here
-depends on how fast anybody is: members end after so many polls, and the test ends when every group
+depends on speed: members end after so many polls, and the test ends when every group
 has committed everything.
 """
 
@@ -94,7 +94,7 @@ class Member:
         if last or self.chance.random() < 0.5:
             self.commit(consumer, name)
             consumer.close()
-        # Otherwise it crashes: nobody has the consumer any more, and nobody closed it.
+        # Otherwise it crashes: the consumer is dropped without close().
 
     def commit(self, consumer: Consumer, name: str) -> None:
         positions = consumer.positions()

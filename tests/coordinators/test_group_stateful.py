@@ -198,7 +198,7 @@ class MachineAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
-        """The process of a member is gone: whatever it waited for is answered to nobody."""
+        """The process of a member is gone: the answer that it waited for is dropped."""
         client = self.some(data)
         if client is not None:
             self.clients[self.clients.index(client)] = Client(client.name, client.instance)
@@ -299,7 +299,7 @@ TestMachineAgainstModel.settings = settings(max_examples=200, stateful_step_coun
 
 
 class ConsumersStepByStep(RuleBasedStateMachine):
-    """Real consumers on a real store.  No two ever hold one partition; nothing goes back."""
+    """Real consumers on a real store.  No two hold one partition; no offset decreases."""
 
     @initialize(assignor=st.sampled_from(["cooperative-sticky", "range", "sticky"]))
     def open(self, assignor: str) -> None:
@@ -370,7 +370,7 @@ class ConsumersStepByStep(RuleBasedStateMachine):
     @precondition(lambda self: self.open_now and self.consumers)
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
-        """Dropped without a word: its session runs out, and others start where it committed."""
+        """Drop a consumer without close(): its session expires; others go on from its commit."""
         self.consumers.remove(data.draw(st.sampled_from(self.consumers)))
         gc.collect()
 

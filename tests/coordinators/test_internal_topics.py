@@ -72,7 +72,7 @@ def test_one_of_them_that_is_missing_is_damage(make_store: Callable[..., Store])
 def test_one_that_a_crash_left_unfinished_is_made_anew(
     make_store: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its name it is swept, after it it counts, whatever the catalogue knew."""
+    """A topic without its final name is deleted, one with it exists, whether catalogued or not."""
     store = make_store()
     internal_topic(store, CONSUMER_OFFSETS)
 

@@ -171,7 +171,7 @@ def test_offsets_of_a_transaction_count_when_it_is_committed(
     wanted = {T0: 7, T1: 7}
     assert {tp: c.offset for tp, c in book.committed("g").items()} == wanted
     assert book.pending("g") == set()
-    # One that lies further back in the log counts, whenever its transaction ends.
+    # The later record of the log counts, even if the transaction of an earlier one ends after it.
     book.commit_in_transaction("g", {("t", 0): 20}, producer_id=9, producer_epoch=0)
     book.commit("g", {("t", 0): 30})
     log.end_transaction(9, 0, commit=True)
@@ -184,7 +184,7 @@ def test_offsets_of_a_transaction_count_when_it_is_committed(
 def test_a_new_topic_of_an_old_name_has_no_committed_offsets(
     make_store: Callable[..., Store],
 ) -> None:
-    """Even if whoever deleted it had never asked for one, and crashed right after."""
+    """Even if the process that deleted it never read an offset and crashed right after."""
     store = make_store()
     for name in ("t", "kept"):
         store.create_topic(name)

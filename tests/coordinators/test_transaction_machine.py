@@ -2,7 +2,7 @@
 
 The machine at the end runs the shipped state machine over a log in memory and partitions that admit
 batches by the shipped producer state.  It stops after any effect, even between two markers, loads
-what is in the log, and goes on.
+what is in the log, and continues.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_what_is_written_is_read_again(known: TransactionMetadata) -> None:
 RECORD = TransactionMetadata(
     "t", 7, 3, 60_000, S.ONGOING, frozenset({("a", 0), ("a", 2), ("b", 1)}), 12, 5, 6, 8, 2
 )
-STATE_AT = 2 + 8 + 2 + 4  # behind the version, the producer's id and epoch, and the time-out
+STATE_AT = 2 + 8 + 2 + 4  # after the version, the producer's id and epoch, and the time-out
 
 
 def nearly(whole: bytes) -> st.SearchStrategy[bytes]:
@@ -402,7 +402,7 @@ class TransactionModel(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.ids = itertools.count(1)
         self.wrote: dict[int, list[int]] = {}  # transaction -> partitions, one for each record
-        self.told: dict[int, bool] = {}  # what its client was told: committed or not
+        self.told: dict[int, bool] = {}  # the outcome that its client got: committed or not
         self.current: dict[str, Client] = {}
         self.fuel = -1  # effects until the crash; -1: none
 
@@ -520,7 +520,7 @@ class TransactionModel(RuleBasedStateMachine):
             client.transaction = -1
             return
         except (FencedError, TransactionAbortedError, TransactionStateError):
-            # It is not this client's to end; whatever was written is aborted, or is in the end.
+            # This client may not end it; the records are aborted now or later.
             if transaction >= 0:
                 known = self.machine.get(client.name)
                 gone = known is None or (known.producer_id, known.producer_epoch) != client.identity

@@ -37,7 +37,7 @@ def copied(value: bytes) -> bytes:
 
 
 def copy(path: Path, started: int, until_done: bool) -> None:
-    """What a copier does; a byte to `started` says that it is at work."""
+    """Copy records; write a byte to `started` after the first poll."""
     with logstore.open(path, durability="os") as store:
         consumer = Consumer(store, "source", group_id=GROUP, auto_commit=False)
         producer = Producer(store, "copier", linger=0.001, batch_bytes=400)
@@ -102,7 +102,7 @@ def fill(path: Path, count: int, recorder: Recorder) -> None:
 
 
 def note_committed(path: Path, recorder: Recorder) -> None:
-    """What the group has committed by now; nobody writes."""
+    """Return what the group has committed; no process writes."""
     with logstore.open(path, readonly=True) as store:
         found = OffsetBook.of(store).committed(GROUP)
         offsets = tuple((tuple(where), each.offset) for where, each in sorted(found.items()))

@@ -69,7 +69,7 @@ class Task:
     per_step: int | None
     seed: int
     skip: frozenset[bytes] = frozenset()
-    firsts: int | None = None  # second crashes: behind so many first ones, spread over the calls
+    firsts: int | None = None  # second crashes: after this many first ones, spread over the calls
 
 
 def _explore(task: Task) -> tuple[str, Exploration]:

@@ -1,7 +1,7 @@
-"""What the crash explorer is let loose on: every protocol that changes files, as small as can be.
+"""The scenarios of the crash explorer: every protocol that changes files, as small as possible.
 
 A scenario prepares a directory, which is taken to be durable, and then acts under the recorder.
-What it does and what it is promised goes into the ledger.
+Its acts, and the promises that it gets, are written to the ledger.
 """
 
 from __future__ import annotations
@@ -475,7 +475,7 @@ def close_and_reopen(root: str, ledger: Ledger) -> None:
 
 @scenario(prepare=filled)
 def killed_and_reopened(root: str, ledger: Ledger) -> None:
-    """What was only in the page cache is recovered after a kill, and then the power goes."""
+    """Data of the page cache is recovered after a kill; then the power is cut."""
     note_filled(ledger)
     for number in range(2):
         log = open_log(root, ledger)

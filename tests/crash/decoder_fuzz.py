@@ -1,8 +1,8 @@
-"""Every decoder in Python of bytes that come from disk, fed with bytes that were changed.
+"""Fuzz every Python decoder of bytes from disk with bytes that were changed.
 
-A decoder may answer, or raise what it says it raises.  Anything else (another exception, memory
-without bound) is a finding.  Half of the inputs get a right checksum again, as whoever means harm
-would give them one: behind it, no value may be believed either.
+A decoder may return, or raise what it documents.  Anything else (another exception, memory
+without bound) is a finding.  Half of the inputs get a right checksum again, as an
+attacker would give them: a value with a right checksum is checked, too.
 
 `make test` runs a fixed number of each; `make fuzz` runs more:
 ``python -m tests.crash.decoder_fuzz``.
@@ -218,7 +218,7 @@ MEMBER = MemberMetadata("m-1", "i", "c", "/host", 300, 100, b"sub", b"assign")
 
 Access = Callable[[Directory], object]
 TWIN = CheckpointTwin({RECOVERY_POINTS: (7, 8)}, {RECOVERY_POINTS: {("a", 0): 12, ("b-1", 3): 4}})
-# The files behind a checksum: by name, what writes one, and what reads it.
+# The files with a checksum: by name, the function that writes one, and the one that reads it.
 BEHIND_A_CHECKSUM: dict[str, tuple[Access, Access]] = {
     "logstore.state": (lambda d: PartitionState.of_new().write(d), PartitionState.read),
     "logstore.start": (lambda d: StartMark.write(d, 1234), StartMark.read),

@@ -1,10 +1,10 @@
 """A disk in one file of a FUSE filesystem, which remembers every write and every flush.
 
 A loop device on that file is a block device like any other: what a filesystem on it asks of the
-disk arrives here, in order.  Writes up to the last flush are durable, and of those behind it any
+disk arrives here in sequence.  Writes up to the last flush are durable, and of those after it any
 part may be: `Journal.image` builds what a power cut would leave.
 
-Speaks the kernel's protocol itself (linux/fuse.h, 7.31), as far as one file needs it.  Linux, root.
+Implements the kernel's protocol (linux/fuse.h, 7.31), as far as one file needs it.  Linux, root.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Journal:
     entries: list[tuple[int, bytes] | int | None] = field(default_factory=list)
 
     def image(self, flush: int, others: list[int]) -> bytes:
-        """All writes before entry `flush`, and of those behind it the ones that are named."""
+        """All writes before entry `flush`, and of those after it the ones that are named."""
         disk = bytearray(self.start)
         for entry in self.entries[:flush]:
             if isinstance(entry, tuple):
@@ -65,9 +65,9 @@ class Journal:
 
 
 class Server:
-    """Answers the kernel and, over a socket, whoever runs the workload.
+    """Answers the kernel and, over a socket, the process that runs the workload.
 
-    Two words are understood there: ``mark N`` puts a mark behind everything so far, ``end FILE``
+    Two words are understood there: ``mark N`` puts a mark after everything so far, ``end FILE``
     writes the journal to a file.  Each is answered with ``ok``.
     """
 

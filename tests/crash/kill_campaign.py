@@ -4,9 +4,9 @@
 
 One lane is a store, a template process that has imported everything, and this process.  For every
 kill the template forks a writer, which opens the store, appends with several threads, rolls,
-commits and aborts transactions, compacts and trims; each thread tells us over a socket what it was
-promised, after the promise.  We kill it when it has told us enough, or while it still opens the
-store, and then compare what is in the store with all that it told:
+commits and aborts transactions, compacts and trims; each thread sends each promise
+over a socket, after it got the promise.  We kill the writer after enough promises, or while it
+still opens the store, and then compare the store with all promises:
 
   events   every acknowledged record at its offset, byte for byte; no gap, nothing twice, and of
            each thread the first records of what it sent
@@ -14,7 +14,7 @@ store, and then compare what is in the store with all that it told:
   table    compacted: of every key the newest acknowledged value, or a later one
   recent   trimmed: what is at or above the start, as above
 
-How far the writer gets is the machine's; what must hold is not.
+The progress of the writer depends on the machine; the result of the check does not.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Writer:
                 act(rng, number, turn)  # type: ignore[operator]
                 turn += 1
         except BrokenPipeError:
-            pass  # nobody listens any more: the kill is under way
+            pass  # the other end is closed: the kill is under way
         except BaseException as error:  # noqa: BLE001
             self.tell("fault", type(error).__name__, str(error))
 
@@ -330,7 +330,7 @@ class Lane:
 
     @staticmethod
     def torn(there: set[bytes]):  # type: ignore[no-untyped-def]
-        """Values of one transaction are numbered behind the dot, without a gap."""
+        """Values of one transaction are numbered after the dot, without a gap."""
         parts: dict[bytes, set[int]] = {}
         for value in there:
             transaction, _, number = value.rpartition(b".")
@@ -348,7 +348,7 @@ def run(kills: int, seed: int, directory: Path, progress: float = 0) -> dict[str
         for number in range(1, kills + 1):
             lane.kill_once()
             last = number == kills or number % FRESH_EVERY == 0
-            # At times nobody looks between two kills: then recovery meets what a kill of recovery
+            # At times no check runs between two kills: then recovery meets what a kill of recovery
             # left.
             if last or lane.rng.random() < 0.7:
                 lane.check()

@@ -1,4 +1,4 @@
-"""Power cuts on a real ext4: every flush, and parts of what was written behind it.
+"""Power cuts on a real ext4: every flush, and parts of what was written after it.
 
     unshare -m python -m tests.crash.power_cut --images 300
 

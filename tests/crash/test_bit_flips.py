@@ -1,4 +1,4 @@
-"""Every bit of every kind of file flips, and the log is opened and read: the same, or it says so.
+"""Every bit of every kind of file flips: the log reads the same, or an error names the damage.
 
 The files of a store and of its partition, as a clean close left them and as a killed process did,
 and in the middle of a planned swap and a planned cut.  For each bit: open and read; where writing
@@ -8,7 +8,7 @@ and is then reported and kept.
 
 The catalogue of topics is text that may be edited by hand: a bit that changes a setting is what an
 edit would be, and one that changes a name or a number leads to a partition that is not there, which
-is told with a FileNotFoundError.  The records are the same.
+raises FileNotFoundError.  The records are the same.
 
 `make campaigns` flips them all; that takes too long for every run of the tests.
 Two processes share the flips: this file run as a program is one of them.
@@ -51,7 +51,7 @@ Seen = tuple[Any, ...]
 
 
 class Violation(AssertionError):
-    """Something was read that is not what was written, and nobody said so."""
+    """Something was read that is not what was written, and no error was raised."""
 
 
 # ---- what is damaged ------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def left_by_kill(root: Path) -> None:
 def stopped(
     name: str, act: Callable[[Partition], object], kind: str, path: str, call: int = 1
 ) -> Callable[[Path], None]:
-    """What is left by someone who was stopped at a call in the middle of something planned."""
+    """What a process leaves that was stopped at a call in the middle of a plan."""
 
     def start(root: Path) -> None:
         whole(root)
@@ -293,7 +293,7 @@ class Campaign:
                 self.violations.append(f"{what} {where}: {error}")
             self.counts["told"] += 1
             return
-        except Exception as error:  # noqa: BLE001  whatever it is, it has no name of ours
+        except Exception as error:  # noqa: BLE001  any other error is a finding
             self.violations.append(f"{what} {where}: {type(error).__name__}: {error}")
             return
         if seen in right:

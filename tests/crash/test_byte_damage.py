@@ -143,7 +143,7 @@ def test_every_value_of_every_header_byte_is_seen_or_harmless(closed: Sample, st
     ):
         assert read(log) == closed.records
         for batch in chosen:
-            # from the record before the batch to the one behind it
+            # from the record before the batch to the one after it
             around = slice(max(0, batch.base_offset - 1), batch.next_offset + 1)
             expected = closed.records[around]
             for position in range(batch.position, batch.position + HEADER_BYTES):
@@ -322,7 +322,7 @@ def rolled(root: Path) -> Path:
 
 
 def check_missing(path: Path, missing: range) -> None:
-    """Whoever reads where records are missing is told; all others are there."""
+    """A reader of missing records gets an error; all other records are there."""
     for readonly in (True, False):
         copy = path.with_name(f"copy{readonly}") / "orders-0"
         shutil.copytree(path, copy)
@@ -344,7 +344,7 @@ def check_missing(path: Path, missing: range) -> None:
 def test_batches_missing_from_the_end_of_a_sealed_segment_are_noticed(
     rolled: Path, kept: int
 ) -> None:
-    """The cut is clean: every batch that is left is sound."""
+    """The cut is clean: every batch that is left is valid."""
     second = sorted(rolled.glob("*.log"))[1]
     batches = read_log(second)
     os.truncate(second, batches[kept].position)
@@ -364,7 +364,7 @@ def test_a_missing_segment_is_noticed(rolled: Path) -> None:
 def changed(file: Path) -> Iterator[str]:
     """Change one byte of a file after another, several ways; afterwards all is as it was."""
     original = file.read_bytes()
-    # The reserve is a quarter of a MiB of zeros that nobody reads.
+    # The reserve is a quarter of a MiB of zeros that are never read.
     step = 4096 if file.name == RESERVE_NAME else 1
     for position in range(0, len(original), step):
         for change in (0x01, 0x80, 0xFF):

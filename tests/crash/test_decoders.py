@@ -1,4 +1,4 @@
-"""Whatever the bytes on disk are, a decoder answers or raises what it says it raises."""
+"""For any bytes on disk, a decoder returns or raises what it documents."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MakeDisk = Callable[[str, int], Path]
 
 
 def run(*command: str) -> str | None:
-    """None when it worked, else what it said."""
+    """Return None if the command worked, else its error text."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -71,7 +71,7 @@ def make_disk(tmp_path: Path) -> Iterator[MakeDisk]:
 def fill(
     append: Callable[[bytes], int], rng: random.Random, sizes: tuple[int, ...]
 ) -> DiskFullError:
-    """Append until the disk is full, to the last small record; the error that said so."""
+    """Append until the disk is full, to the last small record; return the last error."""
     last: DiskFullError | None = None
     for size in sizes:
         while True:
@@ -165,7 +165,7 @@ def test_a_topic_can_be_deleted_when_not_a_block_is_free(make_disk: MakeDisk, ki
 
 
 def exhaust(root: Path) -> None:
-    """Take the last blocks, whoever might have left some."""
+    """Take the last free blocks."""
     with (root / "ballast").open("ab", buffering=0) as file:
         for size in (1 << 20, 65536, 4096, 512):
             try:
@@ -248,7 +248,7 @@ def test_no_reserve_is_kept_when_none_is_wanted(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_deleted_segment_gives_its_blocks_back_at_once(tmp_path: Path) -> None:
-    """Nobody holds its files open, not even for a sync that is still to come."""
+    """No object holds its files open, not even for a later sync."""
     with Partition.open(
         tmp_path / "t-0", config=PartitionConfig(segment_bytes=4096), durability="os"
     ) as log:
@@ -290,7 +290,7 @@ CYCLES = {"tmpfs": 170, "ext4": 30}
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_two_hundred_times_full_and_back(make_disk: MakeDisk, kind: str) -> None:
-    """Fill, then append, compact, roll, delete, crash, close: whatever comes, nothing is lost."""
+    """Fill, then append, compact, roll, delete, crash, close: nothing is lost."""
     size = 6 * MiB if kind == "tmpfs" else 32 * MiB
     root = make_disk(kind, size)
     rng = random.Random(f"full disk {kind}")

@@ -54,12 +54,12 @@ PROVEN_ELSEWHERE = {
         "test_compaction.py::test_a_marker_outlives_the_last_batch_of_its_producer",
         "test_compaction.py::test_a_commit_marker_stays_while_its_data_does",
     ],
-    # A tombstone goes too early, and a deleted key comes back; or it never goes.
+    # A tombstone is deleted too early, and a deleted key is back; or it is never deleted.
     "KAFKA-4529, KAFKA-8522": [
         "test_compaction.py::test_a_deleted_key_never_comes_back",
         "test_compaction.py::test_a_tombstone_stays_for_its_time_after_compaction_met_it",
     ],
-    # A crash while segments are swapped; the wrong segment deleted; cleaner beside retention.
+    # A crash while segments are swapped; the wrong segment deleted; cleaner and retention at once.
     "KAFKA-2118, KAFKA-12520, KAFKA-7322, KAFKA-3330": [
         "test_compaction_swap.py"
         "::test_a_kill_at_any_change_of_a_name_leaves_the_log_before_or_after",
@@ -90,7 +90,7 @@ PROVEN_ELSEWHERE = {
         "test_producer_state.py::test_a_sequence_follows_the_largest_with_zero",
         "test_producer_state.py::test_a_batch_over_the_wrap_keeps_both_ends",
     ],
-    # Producers are forgotten too early: their epoch goes back, or they are out of order.
+    # Producers are forgotten too early: their epoch decreases, or they are out of order.
     "KAFKA-9144, KAFKA-7190": [
         "test_producer_state.py::test_silent_producers_are_forgotten_unless_in_a_transaction",
         "test_producer_state.py::test_an_unknown_producer_may_start_anywhere",
@@ -259,7 +259,7 @@ def test_kafka_15375_a_clean_mark_from_before_does_not_skip_recovery(
     last = max((copy / "orders-0").glob("*.log"))
     with last.open("ab") as file:
         file.write(b"torn")
-    if what == "damaged":  # of the size that the old state speaks of
+    if what == "damaged":  # of the size that the old state has
         active = max((root / "orders-0").glob("*.log"))
         last.write_bytes(last.read_bytes()[: active.stat().st_size])
     with logstore.open(copy, durability="os") as store:
@@ -398,7 +398,7 @@ def test_kafka_19367_the_greatest_producer_epoch_is_the_last(tmp_path: Path) -> 
             return lambda: log.append_batch(raw)
 
         produce(32_766, 0)()
-        log.end_transaction(5, 32_767, commit=False)  # whoever ends it fences the producer
+        log.end_transaction(5, 32_767, commit=False)  # ending it fences the producer
         with pytest.raises(FencedError):
             produce(32_766, 1)()
         produce(32_767, 0)()

@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere: an append has one of three outcomes, and the log goes on as if nothing was.
+"""Ctrl-C anywhere: an append has one of three outcomes, and the log stays usable.
 
 First at every single place where a signal handler can run, one after the other; then in storms of
 real signals and of exceptions from other threads.
@@ -190,7 +190,7 @@ def test_what_is_interrupted_anywhere_leaves_a_sound_log_and_no_open_file(
             assert not again.recovery.damage
             now = read(again)
             again.check()
-        # Whatever it was doing, the records are those of before, of after, or on the way.
+        # The records are those of before, of after, or of a state between.
         if name != "truncate":
             assert all(was.get(offset, value) == value for offset, value in now.items())
         if name not in ("trim", "truncate", "compaction"):
@@ -227,7 +227,7 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_neither_lock_nor_file(
                 handle.close()
             del opened
             if new_files(before):
-                gc.collect()  # an interrupt behind the last step: it is open, and nobody has it
+                gc.collect()  # an interrupt after the last step: no variable has the open handle
             left = new_files(before)
             assert not left, f"place {number} of {openable.name}: left open {left}"
         with Partition.open(tmp_path / "store" / "orders-0", config=CONFIG) as log:

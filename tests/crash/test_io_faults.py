@@ -1,10 +1,9 @@
 """Every call to the disk fails, in every way, once and for good: nothing that was promised is lost.
 
 Each workload is run as often as it makes calls, times the ways in which one can fail.  After each
-run: an append was acknowledged, refused or said to be indeterminate, and what the log holds agrees
-with that; nobody was told anything but an error of the documented classes; no descriptor is left
-open; the log can be used again once the fault is gone, or says that it has failed; and opening it
-anew finds everything that was acknowledged.
+run: an append was acknowledged, refused or indeterminate, and what the log holds agrees with that;
+every error is of a documented class; no descriptor is left open; the log can be used again once the
+fault is gone, or has a `failure`; and a second open finds everything that was acknowledged.
 
 Two processes share the runs: this file run as a program is one of them.
 """
@@ -69,7 +68,7 @@ class Surprise(AssertionError):
 
 @dataclass
 class Ledger:
-    """What a caller was told, by value; values are written once and never alike."""
+    """The outcome that a caller got, by value; values are written once and never alike."""
 
     there: dict[bytes, int] = field(default_factory=dict)  # acknowledged, at this offset
     absent: set[bytes] = field(default_factory=set)  # refused, or deleted with success
@@ -370,7 +369,7 @@ def reopen(run: Run) -> None:
 
 
 def read(run: Run) -> None:
-    """Whatever is read is right; an error of the disk is told, and is not called damage."""
+    """All that is read is right; an error of the disk is raised, and is not called damage."""
     assert run.log is not None
     log = run.log
     wanted = {at: value for value, at in run.ledger.there.items()}
@@ -577,7 +576,7 @@ class Campaign:
         return found
 
     def afterwards(self, run: Run) -> None:
-        """The fault is gone: the handle can be used, or says that it has failed."""
+        """The fault is gone: the handle can be used, or has a `failure`."""
         log = run.log
         if log is None or log.closed or log.readonly:
             return
@@ -593,7 +592,7 @@ class Campaign:
             raise Surprise("it cannot be closed")
 
     def verify(self, run: Run) -> None:
-        """Opened anew, all is there."""
+        """After a second open, all is there."""
         if (run.path / "store").exists():
             self.verify_store(run)
             return
@@ -654,7 +653,7 @@ def run_share(share: int, shares: int, root: Path, only: str = "") -> dict[str, 
                 continue
             try:
                 campaign.once(faults)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
+            except Exception as error:  # noqa: BLE001  any other error is a finding
                 frames = traceback.extract_tb(error.__traceback__)
                 at = [f"{Path(f.filename).name}:{f.lineno}" for f in frames][-3:]
                 failures[f"{workload.name}: {type(error).__name__}: {error} {at}"] += 1

@@ -84,7 +84,7 @@ def cuts_off(root: Path, promise: Promise) -> None:
 
 
 def cuts_a_batch(root: Path, promise: Promise) -> None:
-    """The kept records of the batch are encoded anew: for a moment only the plan has them."""
+    """The kept records of the batch are encoded again: for a moment only the plan has them."""
     with Partition.open(root / "orders-0", config=CONFIG) as log:
         for first in (0, 6):
             log.extend([value_of(number) for number in range(first, first + 6)])
@@ -293,7 +293,7 @@ BARRIERS = {
     ),
     "truncate: the plan stays": ("truncate", "unlink", "orders-0/truncate.plan"),
     "truncate: later segments stay": ("truncate", "unlink", "orders-0/*.log"),
-    # Two files tell it, so that one may be damaged.
+    # Two files have it, so that one may be damaged.
     "trim: the new start is not synced": ("trim", "sync", "orders-0/logstore.*.tmp"),
     "trim: the new start is not put in its place": (
         "trim",
@@ -482,7 +482,7 @@ def flipped_byte(directory: Path) -> None:
 
 def broken_batch(directory: Path) -> None:
     batch = bytearray(raw(b"abc"))
-    batch[-2] ^= 1  # in the value: nothing but the checksum can tell
+    batch[-2] ^= 1  # in the value: only the checksum shows it
     with log_in(directory) as log:
         refused(InvalidRecordError, lambda: log.append_batch(bytes(batch)), "a broken batch")
 
@@ -523,7 +523,7 @@ def failed_sync(directory: Path) -> None:
         refused(
             IndeterminateAppendError, lambda: log.append(b"a", durability="fsync"), "a failed sync"
         )
-        # The kernel may say yes the next time: nobody must believe it.
+        # The kernel may report success the next time, although the data is lost.
         refused(LogStoreError, lambda: log.append(b"b", durability="fsync"), "an append after it")
 
 
@@ -615,7 +615,7 @@ def stale_clean_mark(directory: Path) -> None:
 
 
 def unfinished_cut(directory: Path) -> None:
-    """Killed behind the plan of a cut: the next open finishes it."""
+    """Killed after the plan of a cut was written: the next open finishes it."""
     with log_in(directory) as log:
         for number in range(20):
             log.append(value_of(number))

@@ -16,7 +16,7 @@ IMAGES = 120  # fewer miss a sync that is left out: the last test needs them
 
 
 def cut_power(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """In a mount namespace of its own: whatever happens, no mount stays behind."""
+    """In a mount namespace of its own: no mount is left."""
     if shutil.which("unshare") is None:
         pytest.skip("unshare is missing")
     done = subprocess.run(

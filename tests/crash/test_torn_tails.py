@@ -1,8 +1,8 @@
 """A write torn at every byte of a 16 KiB segment: what is left is the whole batches before it.
 
 Four kinds of tail for each byte: the file ends there (a killed process), or it has its full length
-and holds zeros, old bytes or garbage from there on (a power cut).  All 65,536 cases go through the
-recovery that a user's open goes through, in place, by two processes: this file run as a program is
+and holds zeros, old bytes or garbage from there on (a power cut).  All 65,536 cases run the
+recovery that a user's open runs, in place, by two processes: this file run as a program is
 one of them.
 """
 
@@ -76,9 +76,9 @@ class TornLog:
         self.state = state.encode()
         self.state_before_boot = dataclasses.replace(state, boot="an earlier one").encode()
         assert len(self.contents) >= SEGMENT_BYTES
-        # Blocks that a file is given again may hold what an older one held: sound batches, of
+        # Blocks that a file is given again may hold what an older one held: valid batches, of
         # offsets that the log has passed.  None starts where a batch of the log does: the offset
-        # is not under the checksum, so an old batch behind a new offset would be a sound one.
+        # is not under the checksum, so an old batch with a new offset would be a valid one.
         # (That is why a cut is durable before anything is appended where the old batches were.)
         passed = bytes(7) + self.contents
         self.old = passed[: len(self.contents)]

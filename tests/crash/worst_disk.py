@@ -1,10 +1,10 @@
-"""The disk that keeps as little, or as much out of order, as it is allowed to.
+"""The disk that keeps as little, or reorders as much, as POSIX allows.
 
 Plays a recorded trace of calls, remembers for every file what a sync has covered and for every
 directory which names, and gives the states that a power cut may leave.  Of all of them only the
 six extreme ones are made: data as synced, as written, or lost although the file's size was kept;
-names as synced or as changed.  That is enough to tell a protocol with a barrier from the same
-protocol without it.
+names as synced or as changed.  That is enough to distinguish a protocol with a barrier from the
+same protocol without it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Disk:
         if isinstance(node, Folder):
             node.synced = dict(node.now)
         elif node is None:
-            return  # renamed or removed meanwhile: nobody will find it
+            return  # it was renamed or removed: no name leads to it
         elif call.kind == "pwrite":
             data = (call.data or b"")[: call.done]
             self._grow(node, call.position + len(data))

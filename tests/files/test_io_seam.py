@@ -1,4 +1,4 @@
-"""Every call to the disk goes through the seam, and the seam can be watched and spoiled."""
+"""Every call to the disk uses one seam, where tests record calls and make them fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from logstore.testing.io_calls import KINDS, Fault, Operation
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# ---- nothing goes around it -----------------------------------------------------------------
+# ---- no call avoids the seam -----------------------------------------------------------------
 
 OS_CALLS = """
     access chmod chown close copy_file_range fchmod fdatasync fstat fsync ftruncate link listdir

@@ -37,7 +37,7 @@ def spawn(act: Callable[[socket.socket], None]) -> tuple[int, socket.socket]:
 
 
 def racer(paths: list[Path], seed: int) -> Callable[[socket.socket], None]:
-    """Waits for the start, tries once, tells; holds the lock until told to let go."""
+    """Wait for the start, try once, report; hold the lock until the parent asks for it."""
 
     def run(control: socket.socket) -> None:
         rng = random.Random(seed)
@@ -81,7 +81,7 @@ def test_of_racing_processes_one_gets_in(tmp_path: Path) -> None:
                 control.sendall(b"s")
             answers = [control.recv(1) for _, control in racers]
             assert set(answers) <= {b"w", b"l"}, answers
-            # Nobody lets go before all have tried: so just one can be in.
+            # No child unlocks before all have tried: so just one can hold the lock.
             assert answers.count(b"w") == 1, f"race {race}: {answers}"
             winner = answers.index(b"w")
             holders += 1
@@ -99,7 +99,7 @@ def test_of_racing_processes_one_gets_in(tmp_path: Path) -> None:
                 assert racers[winner][1].recv(1) == b"c"
     finally:
         for pid, control in racers:
-            # Killed, not told: children hold each other's sockets, and would not see them closed.
+            # Killed: children hold each other's sockets, and would not see them closed.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             control.close()

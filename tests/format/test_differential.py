@@ -318,9 +318,9 @@ def mutate(source: random.Random, batch: bytes) -> bytes:
 
 
 def attempt(path: Path, forged: bytes, following: int) -> list[ReferenceRecord] | None:
-    """What a reader gets to see of a forged batch, or None when it is told of damage.
+    """Return what a reader gets of a forged batch, or None if it gets an error of damage.
 
-    A sound segment follows, for at the very end the batch might pass for a torn write.
+    A valid segment follows, since at the end of the log the batch might be a torn write.
     """
     shutil.rmtree(path, ignore_errors=True)
     put(path, forged)
@@ -330,7 +330,7 @@ def attempt(path: Path, forged: bytes, following: int) -> list[ReferenceRecord] 
         try:
             found = plain(log.scan())
         except UnsupportedFormatError:
-            return None  # sound, but from another time: never passed over
+            return None  # valid, but of an older format: never skipped
         except CorruptLogError:
             found = None
         skipped = log.scan(on_corrupt="skip")
@@ -372,7 +372,7 @@ def test_the_engine_accepts_no_forged_batch_that_the_reference_refuses(
             assert found == expected, forged.hex()
         else:
             refused += 1
-            control = bool(forged[22] & 0x20)  # nobody is given these, so nobody decodes them
+            control = bool(forged[22] & 0x20)  # no reader returns these, so none decodes them
             lenient = control or any(word in violation for word in LENIENT)
             assert found is None or lenient, f"{violation}: read as {found}\n{forged.hex()}"
     assert refused > 300

@@ -1,4 +1,4 @@
-"""Fields: what is written is read again, and no length that is read is believed."""
+"""Fields: a written value is read again, and each length is checked before it is used."""
 
 from __future__ import annotations
 

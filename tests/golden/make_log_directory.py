@@ -1,9 +1,9 @@
-"""Remake tests/golden-log-directory: a whole log directory, as a stopped broker left it.
+"""Write tests/golden-log-directory again: a whole log directory, as a stopped broker left it.
 
     python -m tests.golden.make_log_directory      (from the checkout; needs java and mvn)
 
-Internal topics, a topic on its way out, a log that starts inside its first segment, and KRaft's own
-files are in it; `expected.json` beside it says what a consumer read.
+Internal topics, a topic that is being deleted, a log that starts inside its first segment, and
+KRaft's own files are in it; `expected.json` next to it has what a consumer read.
 """
 
 from __future__ import annotations

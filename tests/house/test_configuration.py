@@ -1,4 +1,4 @@
-"""Settings: Kafka's names and bounds, errors that say what is allowed, docs that tell the truth."""
+"""Settings: Kafka's names and bounds, errors that name the bounds, docs that agree."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def type_only_nodes(tree: ast.Module) -> set[ast.AST]:
 
 
 def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
-    """(line, absolute module) of every import of logstore, wherever in the file it stands.
+    """(line, absolute module) of every import of logstore, also inside of functions.
 
     `from logstore import segment` counts as `logstore.segment`; `from logstore import Record`
     as the façade.

@@ -1,4 +1,4 @@
-"""docs/reference.md is what the docstrings say."""
+"""docs/reference.md is generated from the docstrings and is up to date."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What kafka-dump-log printed, as objects: batches and records per .log file.
 
 Keys and payloads are printed as text, so only records whose key and value are printable, single
-lines can be compared; `Printed` of a Row says what its line ought to hold.
+lines can be compared; `Printed` of a Row is the line that is expected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real Apache Kafka for the interop tests: its jars, its log dumper, a one-node broker.
 
 The jars come from the registry that `mvn` is set up for, once, into a cache directory
-($LOGSTORE_KAFKA_CACHE, else .cache/kafka in the checkout).  Whatever is missing on this machine
+($LOGSTORE_KAFKA_CACHE, else .cache/kafka in the checkout).  A part that is missing on this machine
 makes `require_kafka()` skip the test with the reason; nothing here ever fails for lack of Java.
 
 A JVM costs seconds to start: dump many files in one call, share one broker among many topics.
@@ -42,12 +42,12 @@ _COMPLAINT = re.compile(
     r"isvalid: false|Mismatches in|mismatch in|out of order timestamp|not found in the log"
     r"|invalid bytes at the end|Exception|Ignoring unknown file|[Cc]orrupt"
 )
-# It also says "-1 is followed by 42" of every segment whose base offset is 42: not a gap.
+# It also prints "-1 is followed by 42" for every segment whose base offset is 42: not a gap.
 _GAP = re.compile(r"^  \d+ is followed by \d+$")
 
 
 class KafkaUnavailableError(Exception):
-    """Java, mvn or the registry cannot be had here; the message says which."""
+    """Java, mvn or the registry cannot be had here; the message names it."""
 
 
 class DumpError(AssertionError):
@@ -168,7 +168,7 @@ def dump_log(
 
 def _is_complaint(line: str, allow_gaps: bool) -> bool:
     if line.startswith("| offset:"):
-        return False  # a record, whose data may say anything
+        return False  # a record, whose data may be any text
     return bool(_COMPLAINT.search(line)) or bool(_GAP.match(line) and not allow_gaps)
 
 

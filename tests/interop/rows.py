@@ -22,7 +22,7 @@ class Row:
     key: bytes | None = None
     value: bytes | None = None
     headers: Headers = ()
-    offset: int = -1  # -1 until somebody has assigned one
+    offset: int = -1  # -1 until one is assigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Expected:
     topic: str
     start_offset: int
     end_offset: int
-    control: frozenset[int]  # offsets of control records: never returned to anybody
+    control: frozenset[int]  # offsets of control records: no reader returns them
     aborted: frozenset[int]  # offsets of records only a read_uncommitted consumer sees
     rows: list[Row]
 

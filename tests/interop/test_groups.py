@@ -28,7 +28,7 @@ TIMEOUT = 60.0
 
 
 class Left(NamedTuple):
-    """What logstore left behind."""
+    """The state that logstore left."""
 
     broker: Broker
     dump: list[tuple[Any, Any]]  # keys and payloads of the offsets topic, in order

@@ -1,7 +1,7 @@
-"""Whatever logstore writes, Kafka's own tools accept: every codec, every kind of past.
+"""Kafka's own tools accept all that logstore writes: every codec, every history of a log.
 
-Each case builds a partition directory and says which rows are in it.  Kafka's dumper then decodes
-every batch, checks every CRC and compares every index entry with the log.
+Each case builds a partition directory and returns its rows.  Kafka's dumper then decodes every
+batch, checks every CRC and compares every index entry with the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real broker takes over a directory that logstore wrote, goes on, and hands it back.
+"""A real broker takes over a directory that logstore wrote, appends, and hands it back.
 
 The cluster must know a topic before it accepts its directory, so the broker first creates the
 topics and stops; their directories are thrown away and logstore writes new ones with the same topic
@@ -67,7 +67,7 @@ def write_plain(store: Store, ids: dict[str, uuid.UUID]) -> dict[str, list[Row]]
 
 
 class Transactions:
-    """Transactional producers without a coordinator: raw batches, and markers where we say."""
+    """Transactional producers without a coordinator: raw batches and markers."""
 
     def __init__(self, log: Partition) -> None:
         self.log = log
@@ -243,7 +243,7 @@ def test_logstore_reads_both_parts_when_it_gets_the_directory_back(
             assert log.last_stable_offset == log.end_offset
             assert log.append(b"ours again", key=b"k") == rows[-1].offset + 1
             assert log.offset_for_time(FROM_BROKER[0].timestamp) == rows[-20].offset
-            assert log.leader_epoch > 0  # the broker led, and said so in its batches
+            assert log.leader_epoch > 0  # the broker led, and its batches have its epoch
 
 
 def test_a_broker_that_was_killed_leaves_what_logstore_can_read(

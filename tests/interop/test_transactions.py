@@ -134,8 +134,8 @@ def test_a_broker_ends_what_was_left_open(taken_over: Broker) -> None:
 
     committed = [b"committed %d %d" % (n, m) for n in range(3) for m in range(4)]
     client = {"bootstrap.servers": taken_over.bootstrap}
-    # The id that nobody asks for: its time is up, and the broker aborts by itself.
-    # The other one: a new producer of the id makes the broker abort it, and goes on.
+    # The id that no producer uses: it times out, and the broker aborts by itself.
+    # The other one: a new producer of the id makes the broker abort it, and continues.
     producer = confluent_kafka.Producer({**client, "transactional.id": "asked-for"})
     producer.init_transactions(PATIENCE)
     expected = [*committed, b"plain", b"behind the hanging ones"]

@@ -119,7 +119,7 @@ class Replica:
             questions += 1
             answer = leader.epochs.end_offset_for(self.epochs.latest, leader.end)
             if answer is None:
-                self.truncate(0)  # the leader cannot tell: start over
+                self.truncate(0)  # the leader does not know: start again at 0
                 break
             before = self.epochs.latest
             cut = self.epochs.cut_for(answer, self.end)
@@ -141,8 +141,8 @@ def test_a_follower_keeps_what_the_new_leader_has_beyond_its_high_watermark() ->
     leader.append(0, 1)
     leader.append(0, 2)
     follower.fetch(leader, 9)
-    # The follower restarts: by its high watermark it would cut to 1.  The leader says: epoch 0 ends
-    # at 2, so nothing is cut, and when the leader dies nothing is lost.
+    # The follower restarts: by its high watermark it would cut to 1.  The leader answers that epoch
+    # 0 ends at 2, so nothing is cut, and when the leader dies nothing is lost.
     follower.agree_with(leader)
     assert follower.records == [(0, 1), (0, 2)]
 
@@ -152,7 +152,7 @@ def test_two_logs_that_diverged_at_the_same_offset_agree_again() -> None:
     a, b = Replica(), Replica()
     a.append(0, 1)
     b.fetch(a, 9)
-    a.append(0, 2)  # not fetched; A goes down
+    a.append(0, 2)  # not fetched; A stops
     b.lead(1)
     b.append(1, 3)
     a.agree_with(b)
@@ -197,7 +197,7 @@ actions = st.lists(
 def test_replicas_converge_after_any_history_of_fail_overs(
     history: list[tuple[str, int, int]], last: int
 ) -> None:
-    """Anyone may become leader at any time, unclean or not; tails may be lost in a crash."""
+    """Any replica may become leader at any time, unclean or not; tails may be lost in a crash."""
     replicas = [Replica(), Replica(), Replica()]
     epoch, leader, value = 0, 0, 0
     replicas[0].lead(0)
@@ -384,7 +384,7 @@ def test_a_file_that_is_behind_catches_up_after_a_crash(make_log: MakeLog, tmp_p
 def test_a_flipped_epoch_in_one_batch_does_not_become_history(
     make_log: MakeLog, tmp_path: Path
 ) -> None:
-    """The field lies outside the batch's checksum."""
+    """The batch's checksum does not cover the field."""
     log = make_log()
     sizes = [log.segments[-1].size_bytes for _ in range(4) if log.append(b"x") >= 0]
     shutil.copytree(log.path, tmp_path / "copy" / "orders-0")

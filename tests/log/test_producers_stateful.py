@@ -141,7 +141,7 @@ class ProducersMachine(RuleBasedStateMachine):
         here = batch in self.model.batches
         newest = known is not None and known.last == batch
         if known is None or (known.next_sequence == batch.sequence and known.epoch == batch.epoch):
-            return  # it was cut away, and would be appended anew
+            return  # it was truncated, and would be appended again
         if batch.epoch > known.epoch or (known.last is None and batch.sequence == 0):
             return
         try:

@@ -1,4 +1,4 @@
-"""Retention: what a policy decides and says, and what enforcing it leaves on disk."""
+"""Retention: the decision of a policy with its reason, and the files that enforcing it leaves."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_plan_is_a_prefix_and_what_stays_is_within_the_limits(
     if kept:
         again = policy.plan(kept, now, start_offset=max(start, kept[0].base_offset))
         assert going(again) == []
-    # What a kept segment says about its time comes true, when age alone decides.
+    # A kept segment is deleted at the time that its decision names, if age alone decides.
     if size is None and records is None:
         for segment, decision in zip(segments, decisions, strict=True):
             if decision.eligible_at_ms is not None:
@@ -368,7 +368,7 @@ def test_a_leaping_clock_empties_no_log_until_somebody_believes_it(dated: Partit
 def test_retention_survives_a_reopen_and_a_crash_before_the_files_went(
     dated: Partition, make_log: MakeLog, tmp_path: Path
 ) -> None:
-    """The start is durable before a name goes: files that are still there are not served again."""
+    """The start is durable before a file is renamed: a file that is left is not served again."""
     copies = {path.name: path.read_bytes() for path in dated.path.glob("*0000*")}
     dated.enforce(RetentionPolicy(max_age_ms=2 * DAY))
     dated.close()

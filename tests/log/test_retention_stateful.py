@@ -1,7 +1,7 @@
 """Retention against a model: appends, time that passes, policies, readers, reopening, crashes.
 
 The model knows every record that was ever appended, and Kafka's rules in their plainest form,
-applied to the files as they lie in the directory.  What is left must be exactly what it says.
+applied to the files in the directory.  What is left must be exactly what the model has.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class RetentionMachine(RuleBasedStateMachine):
                 self.readers.remove(reader)
                 return
             except OffsetOutOfRangeError as error:
-                # It fell behind: nothing in between was skipped silently.
+                # Its records were deleted: it got an error, so none was skipped silently.
                 assert reader.offset < self.start == error.start  # noqa: PT017
                 assert error.offset == reader.offset  # noqa: PT017
                 self.readers.remove(reader)

@@ -1,6 +1,6 @@
 """Rolling, and the two indexes: Kafka's rules, case by case.
 
-The edge cases are those that Kafka's own tests check.
+The cases are those that Kafka's own tests check.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_roll_when_an_index_is_full(make_log: MakeLog) -> None:
 
 
 def test_roll_before_a_relative_offset_overflows(tmp_path: Path) -> None:
-    """Edge case 30: an offset too far from the base goes to a segment of its own."""
+    """A record whose offset is too far from the base offset is the first of a new segment."""
     path = tmp_path / "orders-0"
     path.mkdir()
     last = (1 << 31) - 2  # one more fits relative to base 0
@@ -81,7 +81,7 @@ def test_roll_before_a_relative_offset_overflows(tmp_path: Path) -> None:
 
 
 def test_an_explicit_roll_of_an_empty_segment_is_nothing(log: Partition) -> None:
-    """Edge case 3 in spirit: still one segment, appends work."""
+    """There is still one segment, and appends work."""
     log.roll()
     assert bases(log) == [0]
     log.append(b"a")
@@ -114,7 +114,7 @@ def test_a_file_with_data_in_the_way_of_a_roll_is_not_overwritten(log: Partition
 
 
 def test_read_at_the_gap_between_segments(make_log: MakeLog) -> None:
-    """Edge case 10: the floor segment ends before the offset; the next one serves it."""
+    """The segment with the next lower base ends before the offset; the next one has the record."""
     log = make_log()
     log.append(b"a")
     log.roll()
@@ -124,7 +124,7 @@ def test_read_at_the_gap_between_segments(make_log: MakeLog) -> None:
 
 
 def test_read_batches_gives_at_least_one(log: Partition) -> None:
-    """Edge case 11."""
+    """A batch that is larger than the limit is returned whole."""
     log.append(b"x" * 1000)
     assert [len(batch) for batch in log.read_batches(0, max_bytes=1)] == [
         log.segments[0].size_bytes
@@ -132,7 +132,7 @@ def test_read_batches_gives_at_least_one(log: Partition) -> None:
 
 
 def test_reading_outside_the_log(make_log: MakeLog) -> None:
-    """Edge case 12: at the end is empty, beyond it and before the start is an error."""
+    """A read at the end is empty; a read after the end or before the start is an error."""
     log = make_log()
     log.extend([b"x"] * 1025)
     log.trim(1024)
@@ -147,7 +147,7 @@ def test_reading_outside_the_log(make_log: MakeLog) -> None:
 
 
 def test_rolled_indexes_are_trimmed_to_their_entries(make_log: MakeLog) -> None:
-    """Edge cases 13 and 14: index files hold entries and nothing else."""
+    """An index file of a rolled segment holds its entries and no preallocated bytes."""
     log = make_log(index_interval_bytes=100)
     for i in range(50):
         log.append(b"x" * 40, timestamp=i)
@@ -180,7 +180,7 @@ def test_the_worked_example_of_index_entries(make_log: MakeLog) -> None:
 
 @pytest.mark.parametrize("end", [0, 1, 2])
 def test_truncate_at_a_gap_and_to_nothing(make_log: MakeLog, end: int) -> None:
-    """Edge case 31: what is below stays, what is above goes, an emptied segment works on."""
+    """Records below the cut stay, those above are deleted, and an emptied segment takes appends."""
     log = make_log(index_interval_bytes=0)
     for i in range(3):
         log.append(b"%d" % i, timestamp=i)
@@ -197,7 +197,7 @@ def test_truncate_at_a_gap_and_to_nothing(make_log: MakeLog, end: int) -> None:
 
 
 def test_offset_index_look_ups_at_the_extremes() -> None:
-    """Edge case 33."""
+    """An offset below the first entry, at the last and above it."""
     index = OffsetIndex(100, max_bytes=40)
     assert index.lookup(0) == index.lookup(500) == (100, 0)
     assert index.last_offset == 100
@@ -232,7 +232,7 @@ def test_offset_index_refuses_what_is_out_of_order_far_or_too_much() -> None:
 
 
 def test_time_index_keeps_a_slot_for_the_final_entry() -> None:
-    """Edge case 34."""
+    """The entry for the largest time is added when the segment is sealed, even to a full index."""
     index = TimeIndex(0, max_bytes=36)
     assert index.last_entry == (-1, 0)
     index.maybe_append(10, 1)

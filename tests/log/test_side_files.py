@@ -1,4 +1,4 @@
-"""Twins, marks and claims: what is written beside Kafka's files, and how far it is believed."""
+"""Twins, marks and claims: the files next to Kafka's files, and when their contents are used."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_broker_that_came_after_a_crash_and_crashed_is_noticed(root: Path) -> 
         assert reader._left.foreign
     with logstore.open(root) as store:
         assert store._left.foreign
-        # The lower of both: the broker's claim of 25 is not believed.
+        # The lower of both: the broker's claim of 25 is not used.
         assert store._checkpoints.recovery_points == {("orders", 0): 20, ("orders", 1): 20}
         assert [p.end_offset for p in store["orders"]] == [21, 20]
 
@@ -132,7 +132,7 @@ def test_compaction_by_a_broker_is_no_damage_to_a_partition_opened_alone(
 # ---- claims that make no sense ----
 
 
-# What is read of a file that is not believed; of the others nothing, None.
+# The result of reading a file that is not used; for the others it is None.
 DISBELIEVED: dict[str, object] = {
     "logstore.start": -1,
     "logstore.cleaner": -1,
@@ -145,7 +145,7 @@ DISBELIEVED: dict[str, object] = {
 def test_no_other_digit_in_a_side_file_is_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What was changed reads as well as before: only the checksum tells."""
+    """The changed bytes decode as well as before: only the checksum is wrong."""
     monkeypatch.setattr(failed_sync, "_unwritten", {})
     (write, read), disbelieved = BEHIND_A_CHECKSUM[name], DISBELIEVED.get(name)
     directory = Directory(tmp_path / "orders-0", create=True)

@@ -132,7 +132,7 @@ def test_a_clock_that_jumps_empties_no_log(make_log: MakeLog, jump: int) -> None
     log.enforce()
     assert log.start_offset == 0
     assert [record.offset for record in log] == list(range(100))
-    # A time that is named is believed.
+    # A time that the caller gives is used.
     log.enforce(RetentionPolicy(max_age_ms=1), now=NOW + 15 * YEAR_MS)
     assert log.start_offset > 0
 

@@ -1,4 +1,4 @@
-"""Forks at any moment: the child's handles refuse, its death harms nothing, the parent goes on."""
+"""Forks at any moment: the child's handles refuse, its death harms nothing, the parent works."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def in_child(act: Callable[[Family], None], family: Family) -> int:
     """What a child makes of it: 0 as it should be, 1 something else; killed when it hangs."""
     pid = os.fork()
     if pid == 0:
-        signal.alarm(120)  # a child that waits for a lock nobody holds is killed by this
+        signal.alarm(120)  # this kills a child that waits for a lock without an owner
         code = 1
         try:
             act(family)
@@ -136,7 +136,7 @@ def in_child(act: Callable[[Family], None], family: Family) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # 3.12 warns of forks beside threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # 3.12 warns of forks with threads
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the child that drops everything
 @pytest.mark.campaign
 def test_forks_harm_nothing(tmp_path: Path) -> None:

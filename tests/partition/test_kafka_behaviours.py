@@ -1,16 +1,8 @@
-"""Behaviours that Kafka's own tests pin down, in Kafka's order; the number is that of the list.
+"""Behaviours that Kafka's own tests check, one test for each.
 
-Where logstore means to differ (bytes are kept aside, never thrown away) the test says so.
-
-Named elsewhere, each by the promise it is:
-
-     5  test_producer_state: each_of_the_last_five_batches_is_recognised, a_part_of_a_batch_is_no...
-    19  test_transactions_in_log: a_failed_note_of_an_abort_holds_committed_readers_back
-    21  test_producer_state: an_unknown_producer_may_start_anywhere
-    35  test_producer_state: collecting_stops_where_nothing_more_can_follow
-    36  test_producer_state: a_sequence_follows_the_largest_with_zero, a_batch_over_the_wrap_...
-    37  test_producer_state: only_a_marker_is_known_of_a_producer, silent_producers_are_...;
-        test_transactions_in_log: a_bad_snapshot_is_discarded_with_its_reason
+Where logstore differs on purpose (it keeps bytes that it cuts off), the docstring of the test has
+the difference.  tests/log/test_producer_state.py and tests/partition/test_transactions_in_log.py
+have those of producers and of aborted transactions.
 """
 
 from __future__ import annotations
@@ -63,7 +55,7 @@ def files(log: Partition, suffix: str) -> list[int]:
     return sorted(int(path.name.split(".")[0]) for path in log.path.glob("*" + suffix))
 
 
-def test_01_an_empty_segment_is_never_too_old_and_untimed_records_go_by_the_clock(
+def test_an_empty_segment_is_never_too_old_and_untimed_records_go_by_the_clock(
     tmp_path: Path,
 ) -> None:
     clock = ManualClock(1_000)
@@ -76,7 +68,7 @@ def test_01_an_empty_segment_is_never_too_old_and_untimed_records_go_by_the_cloc
         assert bases(log) == [0, 1]
 
 
-def test_02_a_segment_with_times_goes_by_them(tmp_path: Path) -> None:
+def test_a_segment_with_times_goes_by_them(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     with Partition.open(tmp_path / "t-0", config={"segment.ms": HOUR_MS}, clock=clock) as log:
         log.append(b"first", timestamp=1_000)
@@ -89,7 +81,7 @@ def test_02_a_segment_with_times_goes_by_them(tmp_path: Path) -> None:
         assert bases(log) == [0, 2]
 
 
-def test_03_rolling_an_empty_segment_leaves_one_segment(tmp_path: Path) -> None:
+def test_rolling_an_empty_segment_leaves_one_segment(tmp_path: Path) -> None:
     with Partition.open(tmp_path / "t-0") as log:
         log.roll()
         assert bases(log) == [0] and files(log, ".log") == [0]
@@ -100,8 +92,8 @@ def test_03_rolling_an_empty_segment_leaves_one_segment(tmp_path: Path) -> None:
         assert log.append(b"y") == 1
 
 
-def test_04_no_segment_starts_below_the_active_one(tmp_path: Path) -> None:
-    """Rolling takes no offset here; what could ask for one is a batch that lies below the end."""
+def test_no_segment_starts_below_the_active_one(tmp_path: Path) -> None:
+    """roll() takes no offset; only a batch below the end could ask for such a segment."""
     with Partition.open(tmp_path / "t-0") as log:
         log.extend([b"x"] * 10)
         log.roll()
@@ -111,7 +103,7 @@ def test_04_no_segment_starts_below_the_active_one(tmp_path: Path) -> None:
         assert log.end_offset == 10
 
 
-def test_20_a_batch_out_of_its_segments_range_gets_a_segment_of_its_own(tmp_path: Path) -> None:
+def test_a_batch_out_of_its_segments_range_gets_a_segment_of_its_own(tmp_path: Path) -> None:
     """Old brokers could compact segments into one that spans more than 2^31 offsets."""
     (tmp_path / "t-0").mkdir()
     far = (1 << 31) + 5
@@ -136,7 +128,7 @@ def test_20_a_batch_out_of_its_segments_range_gets_a_segment_of_its_own(tmp_path
         assert [segment.base_offset for segment in log.segments if segment.size_bytes] == [far]
 
 
-def test_26_a_copy_out_of_the_segments_range_starts_the_next_one(tmp_path: Path) -> None:
+def test_a_copy_out_of_the_segments_range_starts_the_next_one(tmp_path: Path) -> None:
     far = (1 << 31) + 1
     with Partition.open(tmp_path / "t-0") as log:
         log.append_batch(raw(1), origin="follower")
@@ -147,7 +139,7 @@ def test_26_a_copy_out_of_the_segments_range_starts_the_next_one(tmp_path: Path)
         assert [record.offset for record in log] == [0, far]
 
 
-def test_30_what_does_not_fit_the_segments_range_is_refused_before_a_byte_is_written(
+def test_what_does_not_fit_the_segments_range_is_refused_before_a_byte_is_written(
     tmp_path: Path,
 ) -> None:
     with Partition.open(tmp_path / "t-0") as log:
@@ -164,7 +156,7 @@ def test_30_what_does_not_fit_the_segments_range_is_refused_before_a_byte_is_wri
 # ---- reading ----
 
 
-def test_10_a_gap_at_the_end_of_a_segment_is_read_from_the_next(tmp_path: Path) -> None:
+def test_a_gap_at_the_end_of_a_segment_is_read_from_the_next(tmp_path: Path) -> None:
     with Partition.open(tmp_path / "t-0") as log:
         log.append_batch(raw(1), origin="follower")
         log.roll()
@@ -176,10 +168,10 @@ def test_10_a_gap_at_the_end_of_a_segment_is_read_from_the_next(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1])
-def test_11_a_read_hands_out_one_whole_batch_however_little_was_asked_for(
+def test_a_read_hands_out_one_whole_batch_however_little_was_asked_for(
     tmp_path: Path, max_bytes: int
 ) -> None:
-    """Where Kafka cuts a batch short unless told otherwise, here it is always told."""
+    """A batch that is larger than max_bytes is returned whole; Kafka has an option for it."""
     with Partition.open(tmp_path / "t-0") as log:
         log.append(b"x" * 1000)
         log.append(b"y" * 1000)
@@ -187,7 +179,7 @@ def test_11_a_read_hands_out_one_whole_batch_however_little_was_asked_for(
         assert BatchHeader.parse(batch).size_bytes == len(batch) > 1000
 
 
-def test_12_reading_at_the_end_finds_nothing_and_beyond_is_an_error(tmp_path: Path) -> None:
+def test_reading_at_the_end_finds_nothing_and_beyond_is_an_error(tmp_path: Path) -> None:
     with Partition.open(tmp_path / "t-0") as log:
         log.append_batch(raw(1, offset=1024), origin="follower")
         log.trim(1024)
@@ -200,7 +192,7 @@ def test_12_reading_at_the_end_finds_nothing_and_beyond_is_an_error(tmp_path: Pa
 # ---- indexes ----
 
 
-def test_13_the_active_segments_indexes_are_files_once_it_is_flushed(tmp_path: Path) -> None:
+def test_the_active_segments_indexes_are_files_once_it_is_flushed(tmp_path: Path) -> None:
     with Partition.open(tmp_path / "t-0", durability="os") as log:
         log.append(b"x")
         log.roll()
@@ -209,7 +201,7 @@ def test_13_the_active_segments_indexes_are_files_once_it_is_flushed(tmp_path: P
         assert files(log, ".index") == [0, 1]
 
 
-def test_14_indexes_of_a_rolled_segment_are_trimmed_and_grow_again_after_a_cut(
+def test_indexes_of_a_rolled_segment_are_trimmed_and_grow_again_after_a_cut(
     tmp_path: Path,
 ) -> None:
     config = {"index.interval.bytes": 1, "segment.index.bytes": 8 * 12}
@@ -226,7 +218,7 @@ def test_14_indexes_of_a_rolled_segment_are_trimmed_and_grow_again_after_a_cut(
         assert bases(log) == [0]
 
 
-def test_31_a_cut_at_a_gap_removes_what_lies_behind_it(tmp_path: Path) -> None:
+def test_a_cut_at_a_gap_removes_what_lies_behind_it(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     with Partition.open(tmp_path / "t-0", config={"segment.ms": HOUR_MS}, clock=clock) as log:
         log.append_batch(raw(1_000, offset=40), origin="follower")
@@ -241,7 +233,7 @@ def test_31_a_cut_at_a_gap_removes_what_lies_behind_it(tmp_path: Path) -> None:
         assert len(log.segments) == count, "an emptied segment is as new"
 
 
-def test_33_the_offset_index_at_its_extremes() -> None:
+def test_the_offset_index_at_its_extremes() -> None:
     index = OffsetIndex(50, max_bytes=8 * 8)
     assert index.lookup(50) == index.lookup(1 << 40) == (50, 0)
     for offset, position in ((51, 1), (52, 2), (53, 3), (54, 4)):
@@ -256,7 +248,7 @@ def test_33_the_offset_index_at_its_extremes() -> None:
     assert len(index) == 0
 
 
-def test_34_the_time_index_keeps_a_place_for_its_last_entry() -> None:
+def test_the_time_index_keeps_a_place_for_its_last_entry() -> None:
     index = TimeIndex(45, max_bytes=4 * 12)
     for number in range(3):
         index.maybe_append(number * 10 + 1, 46 + number)
@@ -271,7 +263,7 @@ def test_34_the_time_index_keeps_a_place_for_its_last_entry() -> None:
     assert index.last_entry == (100, 60)
 
 
-# ---- opening a log with what the root's checkpoints say ----
+# ---- opening a log with the root's checkpoints ----
 
 SMALL = {"segment.bytes": 1024, "index.interval.bytes": 100}
 
@@ -297,7 +289,7 @@ def recovery_points(path: Path) -> list[str]:
     return (path / "recovery-point-offset-checkpoint").read_text().splitlines()[2:]
 
 
-def test_22_an_unclean_log_is_all_there_and_its_recovery_point_waits_for_a_flush(
+def test_an_unclean_log_is_all_there_and_its_recovery_point_waits_for_a_flush(
     tmp_path: Path,
 ) -> None:
     index = leave_as_broker(tmp_path, 40, recovery_point=10)
@@ -310,7 +302,7 @@ def test_22_an_unclean_log_is_all_there_and_its_recovery_point_waits_for_a_flush
         assert recovery_points(tmp_path) == ["t 0 40"]
 
 
-def test_23_random_bytes_behind_the_log_and_its_index_are_cut(tmp_path: Path) -> None:
+def test_random_bytes_behind_the_log_and_its_index_are_cut(tmp_path: Path) -> None:
     leave_as_broker(tmp_path, 30, recovery_point=0)
     seed = 23
     rng = random.Random(seed)
@@ -325,7 +317,7 @@ def test_23_random_bytes_behind_the_log_and_its_index_are_cut(tmp_path: Path) ->
         assert partition.recovery.torn, "logstore keeps the bytes aside and says so"
 
 
-def test_24_a_log_that_ends_below_its_start_begins_anew_there(tmp_path: Path) -> None:
+def test_a_log_that_ends_below_its_start_begins_anew_there(tmp_path: Path) -> None:
     leave_as_broker(tmp_path, 30, recovery_point=0, start=25)
     first = min((tmp_path / "t-0").glob("*.log"))
     content = bytearray(first.read_bytes())
@@ -340,7 +332,7 @@ def test_24_a_log_that_ends_below_its_start_begins_anew_there(tmp_path: Path) ->
     assert len(kept) == 5, "what Kafka deletes, logstore keeps aside: a tail, four segments"
 
 
-def test_29_lost_indexes_are_rebuilt_and_orphans_removed(tmp_path: Path) -> None:
+def test_lost_indexes_are_rebuilt_and_orphans_removed(tmp_path: Path) -> None:
     index = leave_as_broker(tmp_path, 40, recovery_point=40)
     (tmp_path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":3}')
     for file in (tmp_path / "t-0").glob("*.index"):
@@ -355,7 +347,7 @@ def test_29_lost_indexes_are_rebuilt_and_orphans_removed(tmp_path: Path) -> None
         assert not orphan.exists()
 
 
-def test_40_a_dirty_offset_beyond_the_end_starts_over(tmp_path: Path) -> None:
+def test_a_dirty_offset_beyond_the_end_starts_over(tmp_path: Path) -> None:
     leave_as_broker(tmp_path, 10, recovery_point=10)
     (tmp_path / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 5000\n")
     settings = PartitionConfig(cleanup_policy="compact")
@@ -393,7 +385,7 @@ def snapshots(log: Partition) -> list[int]:
     return sorted(int(path.stem) for path in log.path.glob("*.snapshot"))
 
 
-def test_06_a_follower_appends_the_same_sequences_again(tmp_path: Path) -> None:
+def test_a_follower_appends_the_same_sequences_again(tmp_path: Path) -> None:
     with open_at(tmp_path) as log:
         for offset in range(3):
             log.append_batch(produced(1, 0, b"a", base_offset=offset), origin="follower")
@@ -403,7 +395,7 @@ def test_06_a_follower_appends_the_same_sequences_again(tmp_path: Path) -> None:
         assert [record.value for record in log] == [b"a", b"a", b"a", b"b", b"b"]
 
 
-def test_08_without_any_snapshot_an_open_writes_them_anew(tmp_path: Path) -> None:
+def test_without_any_snapshot_an_open_writes_them_anew(tmp_path: Path) -> None:
     with open_at(tmp_path) as log:
         for number in range(4):
             log.append_batch(produced(1, number, b"v"))
@@ -420,7 +412,7 @@ def test_08_without_any_snapshot_an_open_writes_them_anew(tmp_path: Path) -> Non
         assert log.append_batch(produced(1, 4, b"v")).duplicate
 
 
-def test_09_an_empty_batch_of_a_producer_still_tells_its_sequence(tmp_path: Path) -> None:
+def test_an_empty_batch_of_a_producer_still_tells_its_sequence(tmp_path: Path) -> None:
     emptied = encode_batch(
         [], base_offset=0, last_offset=4, producer_id=1, producer_epoch=0, base_sequence=10,
         max_timestamp=NOW,
@@ -436,7 +428,7 @@ def test_09_an_empty_batch_of_a_producer_still_tells_its_sequence(tmp_path: Path
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_15_a_copy_below_the_end_of_an_empty_log_is_refused_with_its_offsets(
+def test_a_copy_below_the_end_of_an_empty_log_is_refused_with_its_offsets(
     tmp_path: Path, codec: int
 ) -> None:
     with open_at(tmp_path) as log:
@@ -451,7 +443,7 @@ def test_15_a_copy_below_the_end_of_an_empty_log_is_refused_with_its_offsets(
         assert log.end_offset == 7
 
 
-def test_18_an_open_transaction_is_stable_from_the_logs_start(tmp_path: Path) -> None:
+def test_an_open_transaction_is_stable_from_the_logs_start(tmp_path: Path) -> None:
     with open_at(tmp_path) as log:
         log.append_batch(produced(1, 0, *[b"t"] * 3, transactional=True))
         log.extend([b"x"] * 5)
@@ -466,7 +458,7 @@ def test_18_an_open_transaction_is_stable_from_the_logs_start(tmp_path: Path) ->
         assert log.last_stable_offset == 8
 
 
-def test_25_of_stray_snapshots_only_the_newest_stays(tmp_path: Path) -> None:
+def test_of_stray_snapshots_only_the_newest_stays(tmp_path: Path) -> None:
     with open_at(tmp_path) as log:
         for number in range(2):
             log.append_batch(produced(1, number, b"v"))
@@ -479,7 +471,7 @@ def test_25_of_stray_snapshots_only_the_newest_stays(tmp_path: Path) -> None:
         assert snapshots(log) == [1, 2, 4]
 
 
-def test_26_a_segment_behind_a_wide_gap_is_recovered_with_its_snapshot(tmp_path: Path) -> None:
+def test_a_segment_behind_a_wide_gap_is_recovered_with_its_snapshot(tmp_path: Path) -> None:
     far = 2**31 + 1
     with open_at(tmp_path) as log:
         log.append_batch(produced(1, 0, b"near"), origin="follower")
@@ -494,7 +486,7 @@ def test_26_a_segment_behind_a_wide_gap_is_recovered_with_its_snapshot(tmp_path:
         assert log.append_batch(produced(1, 1, b"far")).offsets == range(far, far + 1)
 
 
-def test_28_a_lower_coordinator_epoch_in_the_log_is_tolerated(tmp_path: Path) -> None:
+def test_a_lower_coordinator_epoch_in_the_log_is_tolerated(tmp_path: Path) -> None:
     with open_at(tmp_path) as log:
         log.append_batch(produced(1, 0, b"a", transactional=True))
         log.end_transaction(1, 0, commit=True, coordinator_epoch=5)
@@ -511,7 +503,7 @@ def test_28_a_lower_coordinator_epoch_in_the_log_is_tolerated(tmp_path: Path) ->
         log.end_transaction(1, 0, commit=True, coordinator_epoch=4)
 
 
-def test_32_interleaved_transactions_are_recovered_with_what_was_stable_then(
+def test_interleaved_transactions_are_recovered_with_what_was_stable_then(
     tmp_path: Path,
 ) -> None:
     with open_at(tmp_path) as log:
@@ -567,7 +559,7 @@ def batches_in(path: Path) -> list[tuple[int, int, bool]]:
     return [(batch.base_offset, len(batch.records), batch.control) for batch in found]
 
 
-def test_09_an_emptied_batch_tells_the_last_sequence_when_state_is_rebuilt(tmp_path: Path) -> None:
+def test_an_emptied_batch_tells_the_last_sequence_when_state_is_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     with compacted(path, ManualClock(START_MS)) as log:
         log.append_batch(from_producer(b"k", 0))
@@ -583,7 +575,7 @@ def test_09_an_emptied_batch_tells_the_last_sequence_when_state_is_rebuilt(tmp_p
         assert not log.append_batch(from_producer(b"k", 1)).duplicate
 
 
-def test_10_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
+def test_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     path.mkdir()
     for base in (0, 5):
@@ -594,9 +586,7 @@ def test_10_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unfinished", [True, False])
-def test_27_half_a_swap_is_undone_and_a_whole_one_finished(
-    tmp_path: Path, unfinished: bool
-) -> None:
+def test_half_a_swap_is_undone_and_a_whole_one_finished(tmp_path: Path, unfinished: bool) -> None:
     path, clock = tmp_path / "t-0", ManualClock(START_MS)
     with compacted(path, clock) as log:
         for i in range(2):
@@ -613,7 +603,7 @@ def test_27_half_a_swap_is_undone_and_a_whole_one_finished(
         assert log.end_offset == 4
 
 
-def test_31_a_cut_at_a_gap_keeps_what_is_below(tmp_path: Path) -> None:
+def test_a_cut_at_a_gap_keeps_what_is_below(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     with compacted(path, ManualClock(START_MS)) as log:
         for i in range(44):
@@ -626,7 +616,7 @@ def test_31_a_cut_at_a_gap_keeps_what_is_below(tmp_path: Path) -> None:
         assert log.append(b"on") == 40
 
 
-def test_39_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> None:
+def test_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> None:
     path, clock = tmp_path / "t-0", ManualClock(START_MS)
     with compacted(path, clock) as log:
         log.append_batch(from_producer(b"aborted", 0, transactional=True))
@@ -634,10 +624,10 @@ def test_39_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> 
         log.append_batch(from_producer(b"later", 1))  # the producer is known by this one now
         log.roll()
         Compactor(log).run()
-        # Pass 1: the data goes, the marker and its index entry stay.
+        # Pass 1: the data is deleted, the marker and its index entry stay.
         assert batches_in(path)[0] == (1, 1, True)
         assert (path / f"{0:020d}.txnindex").stat().st_size == 34
-        # Pass 2: no batch of it was seen, so the entry goes and the marker's time begins.
+        # Pass 2: no batch of it was seen, so the entry is deleted and the marker's time begins.
         compact_with_a_new_record(log, b"x")
         assert not (path / f"{0:020d}.txnindex").exists()
         assert batches_in(path)[0] == (1, 1, True)
@@ -651,7 +641,7 @@ def test_39_an_abort_marker_goes_after_its_data_and_its_time(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_39_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
+def test_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
     tmp_path: Path, commit: bool
 ) -> None:
     path, clock = tmp_path / "t-0", ManualClock(START_MS)
@@ -665,7 +655,7 @@ def test_39_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
             assert batches_in(path)[:2] == [(0, 0, False), (1, 1, True)]
             clock.advance(5000)
             compact_with_a_new_record(log, key)
-        # The producer goes on; its last sequence is told by a newer batch, and both may go.
+        # The producer continues; a newer batch has its last sequence, so both may be deleted.
         log.append_batch(from_producer(b"more", 1))
         for key in (b"x", b"y", b"z"):
             clock.advance(5000)
@@ -673,7 +663,7 @@ def test_39_a_marker_stays_while_an_emptied_batch_of_its_transaction_does(
         assert not any(control for _, _, control in batches_in(path))
 
 
-def test_40_the_last_batch_of_a_round_survives_as_its_header(tmp_path: Path) -> None:
+def test_the_last_batch_of_a_round_survives_as_its_header(tmp_path: Path) -> None:
     path = tmp_path / "t-0"
     with compacted(path, ManualClock(START_MS)) as log:
         log.append(b"kept", key=b"k")
@@ -686,7 +676,7 @@ def test_40_the_last_batch_of_a_round_survives_as_its_header(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("reopened", [True, False])
-def test_40_a_repeated_batch_is_recognised_after_compaction(tmp_path: Path, reopened: bool) -> None:
+def test_a_repeated_batch_is_recognised_after_compaction(tmp_path: Path, reopened: bool) -> None:
     path, clock = tmp_path / "t-0", ManualClock(START_MS)
     log = compacted(path, clock)
     for sequence in range(3):
@@ -712,7 +702,7 @@ def test_40_a_repeated_batch_is_recognised_after_compaction(tmp_path: Path, reop
 DAY_MS = 86_400_000
 
 
-def test_07_truncating_to_the_end_drops_an_epoch_that_has_no_record(log: Partition) -> None:
+def test_truncating_to_the_end_drops_an_epoch_that_has_no_record(log: Partition) -> None:
     log.extend([b"a", b"b"])
     log.become_leader(5)
     log.truncate(log.end_offset)
@@ -720,7 +710,7 @@ def test_07_truncating_to_the_end_drops_an_epoch_that_has_no_record(log: Partiti
     assert log.leader_epochs.entries == [(0, 0)]
 
 
-def test_16_nothing_above_the_high_watermark_expires_and_the_end_keeps_one_empty_segment(
+def test_nothing_above_the_high_watermark_expires_and_the_end_keeps_one_empty_segment(
     make_log: MakeLog, fake_clock: ManualClock
 ) -> None:
     log = make_log(clock=fake_clock)
@@ -741,7 +731,7 @@ def test_16_nothing_above_the_high_watermark_expires_and_the_end_keeps_one_empty
     assert log.leader_epochs.entries == [(3, 110)]
 
 
-def test_17_what_lies_below_the_start_frees_the_way_for_deletion_by_time(
+def test_what_lies_below_the_start_frees_the_way_for_deletion_by_time(
     make_log: MakeLog, fake_clock: ManualClock
 ) -> None:
     log = make_log(clock=fake_clock)
@@ -759,7 +749,7 @@ def test_17_what_lies_below_the_start_frees_the_way_for_deletion_by_time(
     assert not any(decision.delete for decision in log.enforce(policy))
 
 
-def test_38_the_epoch_cache() -> None:
+def test_the_epoch_cache() -> None:
     epochs = LeaderEpochs([(1, 5), (2, 6)])
     epochs.assign(1, 7)
     assert epochs.entries == [(1, 7)]

@@ -33,7 +33,7 @@ from tests.conftest import MakeLog
 def test_a_value_near_2_gib_is_refused_not_cut(make_log: MakeLog) -> None:
     largest = (1 << 31) - 1
     log = make_log(max_message_bytes=largest, segment_bytes=largest)
-    huge = memoryview(mmap.mmap(-1, 3 << 30))  # pages that nobody touches take no memory
+    huge = memoryview(mmap.mmap(-1, 3 << 30))  # pages that are not touched take no memory
     with pytest.raises(RecordTooLargeError, match=str(3 << 30)):
         log.append(huge)  # type: ignore[arg-type]
     huge.release()
@@ -264,7 +264,7 @@ def test_the_last_offsets_there_are_are_given_out_once(make_log: MakeLog, tmp_pa
     log.check()
 
 
-# ---- side files that are sound but nonsense ----
+# ---- side files with a right checksum and wrong contents ----
 
 
 def forged(name: str, value: object) -> bytes:
@@ -363,7 +363,7 @@ def test_offsets_and_epochs_are_ints_or_nothing_happens(
         assert len(list(log)) == 10
 
 
-# ---- a cut beside a reader that is just opening the file ----
+# ---- a cut while a reader opens the file ----
 
 
 def test_a_cut_waits_for_a_reader_that_opens_the_segment(

@@ -1,4 +1,4 @@
-"""More than one process: the lock, readers beside a writer, fork, kill -9."""
+"""More than one process: the lock, readers of a log that is being written, fork, kill -9."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_lock_on_the_whole_directory_keeps_partitions_out(tmp_path: Path) -> N
         pass
 
 
-# ---- readers beside a writer ----
+# ---- readers of a log that another process writes ----
 
 
 def test_a_reader_sees_appends_rolls_and_trims_of_a_writer(make_log: MakeLog) -> None:

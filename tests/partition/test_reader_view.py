@@ -1,8 +1,8 @@
-"""Readers beside a writer that cuts, trims and opens anew: no false alarm at any point in between.
+"""Readers while a writer truncates, trims and reopens: no false error at any point in between.
 
 The writer's file operations are watched: before and after each of them a reader, as another process
-would have it, reads what there is.  It may see the log of before or of after, and may learn that it
-fell behind; it may not see damage where there is none.
+would have it, reads what there is.  It may see the log of before or of after, and may get an error
+that its offset was deleted; it may not see damage where there is none.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Looker:
                 assert fresh.recovery.damage == []
 
     def step(self) -> None:
-        """Some records further; from the start again when it fell behind or reached the end."""
+        """Read some more records; start again if the offset was deleted or is the end."""
         try:
             for _ in range(7):
                 self.check(next(self.half_way))
@@ -224,7 +224,7 @@ def test_no_false_alarm_while_the_writer_closes_and_opens(
 def test_no_false_alarm_after_a_writer_that_died_in_the_middle_of_a_cut(
     log: Partition, tmp_path: Path, watch: Watch
 ) -> None:
-    """Nobody finishes the cut before the next writer comes; readers make do until then."""
+    """The cut is not finished before the next writer opens the log; readers work until then."""
     copies: list[Path] = []
 
     def copy() -> None:

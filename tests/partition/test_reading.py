@@ -467,7 +467,7 @@ def test_a_control_record_is_not_found_and_not_scanned(tmp_path: Path) -> None:
 
 
 def test_random_access_again_and_again_in_batches_of_uneven_records(make_log: MakeLog) -> None:
-    """A batch that was sound once is read in part the next time; sizes must not mislead that."""
+    """A batch that was valid once is read in part the next time, by its size now."""
     log = make_log(index_interval_bytes=500)
     batches = [
         [b"%d" % i * (1 + (i * 7919) % 997) for i in range(k, k + 60)] for k in range(0, 600, 60)

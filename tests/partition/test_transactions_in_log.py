@@ -1002,7 +1002,7 @@ def test_checking_finds_an_aborted_transaction_that_is_not_listed(make_log: Make
 def test_a_transaction_that_ends_while_a_reader_looks_is_whole_or_not_there(
     make_log: MakeLog, monkeypatch: pytest.MonkeyPatch, commit: bool
 ) -> None:
-    """It ends right behind the moment at which the reader asked where the log does."""
+    """The transaction ends right after the reader asked for the end of the log."""
     log = make_log()
     producer = Producing(log, 1)
     plain = Partition.end_offset

@@ -1,4 +1,4 @@
-"""A record that is sent with an id is sent once: within the window, over crashes, by anyone."""
+"""A record with an id is appended once: within the window, after crashes, by any producer."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_record_whose_commit_was_truncated_does_not_count(tmp_path: Path) -> N
             with producer.transaction() as tx:
                 tx.append("t", b"2")
             assert other.append("t", b"3", dedupe_id="a") == first
-            log.truncate(1)  # the record stays, its marker goes
+            log.truncate(1)  # the record stays, its marker is truncated
             assert other.append("t", b"4", dedupe_id="a") != first
 
 

@@ -136,7 +136,7 @@ def test_partitions_that_are_added_and_partitioners_that_change_are_noticed(stor
 def test_a_delivery_answers_without_a_flush(store: Store) -> None:
     with Producer(store, linger=600.0) as producer:
         deliveries = [producer.send("one", b"%d" % n) for n in range(50)]
-        # Whoever waits for an answer does not wait for others to fill the batch.
+        # append() does not wait until other records fill the batch.
         assert [d.result(60).offset for d in deliveries] == list(range(50))
         assert deliveries[7].done() and deliveries[7].exception() is None
         assert not deliveries[7].cancel() and not deliveries[7].cancelled()
@@ -378,7 +378,7 @@ def test_a_repeated_batch_is_answered_with_its_first_offsets(store: Store) -> No
         again = store["one"][0].append_batch(raw)
         assert again.duplicate and again.offsets == range(0, 1)
         assert producer.append("one", b"b").offset == 1
-        # A producer whose partition was closed and opened again goes on where it was.
+        # A producer whose partition was closed and opened again continues where it was.
         store["one"][0].close()
         assert producer.append("one", b"c").offset == 2
     assert [h.base_sequence for h in headers_of(store, "one")] == [0, 1, 2]
@@ -436,7 +436,7 @@ def test_records_that_fail_for_good_are_told_to_everyone(store: Store, monkeypat
         with pytest.raises(logstore.IndeterminateAppendError):
             delivery.result(0)
         assert "failed" in repr(delivery)
-    producer.flush()  # told once
+    producer.flush()  # the error is raised once
     producer.send("one", b"c")
     with pytest.raises(logstore.IndeterminateAppendError):
         producer.close()
@@ -609,7 +609,7 @@ def test_a_lost_file_of_ids_brings_none_back(tmp_path: Path, damage: bytes) -> N
 
 
 def test_a_lane_that_is_stuck_gives_up_although_another_has_nothing_to_write(store: Store) -> None:
-    """An empty lane says nothing about the disk."""
+    """An empty lane does not show that the disk works."""
     for name in ("empty", "full"):
         store.create_topic(name)
     producer = Producer(store, linger=0.001, delivery_timeout=0.3)

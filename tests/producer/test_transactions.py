@@ -248,7 +248,7 @@ def test_a_transaction_that_stays_open_is_aborted(tmp_path: Path) -> None:
             with pytest.raises(TransactionAbortedError, match="5000 ms"):
                 tx.commit()
             assert committed(store, "b") == []
-            with producer.transaction() as tx:  # nobody else has the id: it may go on
+            with producer.transaction() as tx:  # no other producer has the id: it may continue
                 tx.append("b", b"in time")
             clock.advance(60_000)
             assert transactions.run_due() == 0
@@ -406,7 +406,7 @@ STEPS = ("append", "append_batch", "end_transaction", "write_produced")
 class Stop:
     """Lets a number of appends to any log happen, and none after that.
 
-    `torn`: the last of them is in the log, but nobody hears of it.
+    `torn`: the last of them is in the log, but its append raises.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,7 +485,7 @@ def test_a_process_that_stops_anywhere_leaves_nothing_half_done(
             for topic in store:
                 for log in store[topic]:
                     assert log.ongoing_transactions == [], f"{log.name} after {steps} steps"
-            # And life goes on.
+            # The next transaction works.
             with Producer(store, "job") as producer, producer.transaction() as tx:
                 tx.send("b", b"third")
             assert committed(store, "b")[-1] == b"third"

@@ -111,7 +111,7 @@ def test_opening_again_writes_the_log_to_a_new_file(tmp_path: Path, durability: 
 
 @pytest.mark.parametrize("page", ["zeros", "old", "shorter"])
 def test_a_page_that_never_reached_the_disk_is_cut_off(tmp_path: Path, page: str) -> None:
-    """What the device holds is what counts, whatever the cache had shown before."""
+    """What the device holds counts, not what the page cache had before."""
     path = tmp_path / "orders-0"
     log = failed(path)
     file = path / f"{0:020d}.log"
@@ -148,7 +148,7 @@ def test_the_mark_stays_until_all_of_it_is_on_the_disk(tmp_path: Path) -> None:
                     log.discard()
             if not injected.fired:
                 break
-            # Whatever went wrong, the records that were acknowledged are there, and it opens.
+            # In each case the log opens, and the records that were acknowledged are there.
             with Partition.open(path, readonly=True) as reader:
                 assert values(reader)[:3] == [b"durable 0", b"durable 1", b"durable 2"]
             if FailedSync.NAME not in {p.name for p in path.iterdir()}:

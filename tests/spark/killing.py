@@ -18,7 +18,7 @@ def killed_at(step: int, act: Callable[[], object], calls: Iterable[tuple[Any, s
         try:
             _count_down(step, calls)
             act()
-        except BaseException:  # noqa: BLE001  the exit code tells
+        except BaseException:  # noqa: BLE001  the exit code shows it
             os._exit(2)
         os._exit(0)
     _, status = os.waitpid(child, 0)

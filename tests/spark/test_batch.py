@@ -292,7 +292,7 @@ def test_a_large_partition_is_split_by_bytes_within_and_across_segments(tmp_path
     assert max(bytes_read) < 2 * min(bytes_read)
 
 
-# ---- other options, and what goes wrong ----
+# ---- other options, and errors ----
 
 
 def test_rows_per_batch_bounds_the_arrow_batches(orders: Path) -> None:

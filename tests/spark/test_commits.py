@@ -397,7 +397,7 @@ def test_a_leap_of_the_clock_makes_no_prepared_file_old(
 
 
 def test_a_job_takes_all_its_prepared_files_with_it(root: Path) -> None:
-    """Of a task that was tried twice at the same time, only one attempt is told of."""
+    """Of a task that was tried twice at the same time, only one attempt is reported."""
     one, other = (
         prepare(root, {("t", 2): [b"x"]}, batch=None, application="job") for _ in range(2)
     )
@@ -413,7 +413,7 @@ def test_a_job_takes_all_its_prepared_files_with_it(root: Path) -> None:
 
 
 def test_abort_keeps_what_a_plan_needs(root: Path) -> None:
-    """Spark calls abort when commit raised; but behind the plan the batch is decided."""
+    """Spark calls abort when commit raised; but after the plan is written the batch is decided."""
     committer = Committer(root)
     files = two_files(root, 0, "first")
     assert killed_at(6, lambda: committer.commit(APP, 0, files))

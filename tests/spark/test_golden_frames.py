@@ -100,6 +100,6 @@ def test_a_brokers_log_directory_is_read_by_subscription(spark: SparkSession) ->
 def test_one_partition_of_a_log_directory_starts_where_the_broker_says(
     spark: SparkSession,
 ) -> None:
-    """Its records below 4 were deleted, which only a file at the root tells."""
+    """Its records below 4 were deleted, which only a file at the root records."""
     frame = spark.read.format("logstore").load(str(LOG_DIRECTORY / "log" / "trimmed-0"))
     assert [row[4] for row in rows_of(frame)] == list(range(4, 10))

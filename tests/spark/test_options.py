@@ -1,4 +1,4 @@
-"""Every option of the source: what it means, and what is said when it cannot be used."""
+"""Every option of the source: what it means, and the error if it cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fourteen things that hurt users of Kafka sources, each with the test that it does not here."""
+"""Problems that users of Kafka sources for Spark report: each test shows that this one is free."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_orders(store: Store, count: int = 10, partitions: int = 1) -> Partition
     return log
 
 
-def test_01_gaps_are_normal_and_count_counts_records(spark: SparkSession, tmp_path: Path) -> None:
+def test_gaps_are_normal_and_count_counts_records(spark: SparkSession, tmp_path: Path) -> None:
     """Holes at the start, in the middle and at the end, a batch that is all hole, markers."""
     log = tmp_path / "t-0"
     with Partition.open(log, durability="os", config={"cleanup.policy": "compact"}) as partition:
@@ -89,7 +89,7 @@ def test_01_gaps_are_normal_and_count_counts_records(spark: SparkSession, tmp_pa
     assert len(committed) == 13, "and eight that were aborted"
 
 
-def test_02_losing_data_never_repeats_any(
+def test_losing_data_never_repeats_any(
     spark: SparkSession, store: Store, collected: Collected
 ) -> None:
     """And how much was lost is in the progress of the query, by partition."""
@@ -105,7 +105,7 @@ def test_02_losing_data_never_repeats_any(
     assert offset_in(batch["sources"][0]["latestOffset"])["@lost"] == {"orders-0": 20}
 
 
-def test_02_what_is_wholly_lost_is_not_read_from_the_earliest(store: Store) -> None:
+def test_what_is_wholly_lost_is_not_read_from_the_earliest(store: Store) -> None:
     log = make_orders(store, 100)
     reader = stream(store, failOnDataLoss="false")
     start = reader.initialOffset()
@@ -119,7 +119,7 @@ def test_02_what_is_wholly_lost_is_not_read_from_the_earliest(store: Store) -> N
     reader.stop()
 
 
-def test_03_data_loss_says_what_was_lost(spark: SparkSession, store: Store) -> None:
+def test_data_loss_says_what_was_lost(spark: SparkSession, store: Store) -> None:
     log = make_orders(store, 100)
     log.trim(60)
     said = (
@@ -134,7 +134,7 @@ def test_03_data_loss_says_what_was_lost(spark: SparkSession, store: Store) -> N
         load(spark, store, startingOffsets='{"orders":{"0":400}}').count()
 
 
-def test_03_a_task_finds_out_that_its_records_were_deleted(store: Store) -> None:
+def test_a_task_finds_out_that_its_records_were_deleted(store: Store) -> None:
     log = make_orders(store, 100)
     for forgiving in ("true", "false"):
         made = direct.reader(store.path, subscribe="orders", failOnDataLoss=forgiving)
@@ -148,7 +148,7 @@ def test_03_a_task_finds_out_that_its_records_were_deleted(store: Store) -> None
             assert batch.column("offset").to_pylist() == list(range(20, 100))
 
 
-def test_04_a_topic_made_again_is_another_topic(
+def test_a_topic_made_again_is_another_topic(
     spark: SparkSession, store: Store, collected: Collected
 ) -> None:
     make_orders(store, 10)
@@ -161,7 +161,7 @@ def test_04_a_topic_made_again_is_another_topic(
     assert collected.rows == [(0, offset) for offset in range(10)]
 
 
-def test_05_an_empty_answer_is_no_sign_of_new_partitions(
+def test_an_empty_answer_is_no_sign_of_new_partitions(
     spark: SparkSession, store: Store, collected: Collected, tmp_path: Path
 ) -> None:
     """The directory is gone for a moment, as when a file system is not mounted."""
@@ -181,7 +181,7 @@ def test_05_an_empty_answer_is_no_sign_of_new_partitions(
     assert collected.rows == before, "what is back is not new"
 
 
-def test_06_new_partitions_start_at_the_earliest_and_missing_ones_fail(store: Store) -> None:
+def test_new_partitions_start_at_the_earliest_and_missing_ones_fail(store: Store) -> None:
     make_orders(store, 10, partitions=2)
     reader = stream(store, startingOffsets="latest")
     start = reader.initialOffset()
@@ -203,7 +203,7 @@ def test_06_new_partitions_start_at_the_earliest_and_missing_ones_fail(store: St
     reader.stop()
 
 
-def test_06_a_topic_that_is_gone_fails_or_is_left_where_it_was(store: Store) -> None:
+def test_a_topic_that_is_gone_fails_or_is_left_where_it_was(store: Store) -> None:
     make_orders(store, 10)
     store.create_topic("payments", partitions=1)[0].extend([b"a", b"b"])
     both = {"subscribe": "orders,payments"}
@@ -231,7 +231,7 @@ def test_06_a_topic_that_is_gone_fails_or_is_left_where_it_was(store: Store) -> 
     ],
 )
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsetsByTimestamp"])
-def test_07_maps_match_the_partitions_exactly(
+def test_maps_match_the_partitions_exactly(
     option: str, offsets: str, said: str, spark: SparkSession, store: Store
 ) -> None:
     make_orders(store, 10, partitions=2)
@@ -239,13 +239,13 @@ def test_07_maps_match_the_partitions_exactly(
         load(spark, store, **{option: offsets}).count()
 
 
-def test_08_offsets_below_minus_two_are_refused(spark: SparkSession, store: Store) -> None:
+def test_offsets_below_minus_two_are_refused(spark: SparkSession, store: Store) -> None:
     make_orders(store)
     with pytest.raises(PySparkException, match="orders-0 has offset -3"):
         load(spark, store, startingOffsets='{"orders":{"0":-3}}').count()
 
 
-def test_09_a_time_that_no_record_reaches_is_an_error_or_the_end(
+def test_a_time_that_no_record_reaches_is_an_error_or_the_end(
     spark: SparkSession, store: Store
 ) -> None:
     make_orders(store, 10)
@@ -256,7 +256,7 @@ def test_09_a_time_that_no_record_reaches_is_an_error_or_the_end(
     assert load(spark, store, endingTimestamp=1010).count() == 10
 
 
-def test_10_ranges_to_earliest_and_latest_are_split_too(spark: SparkSession, store: Store) -> None:
+def test_ranges_to_earliest_and_latest_are_split_too(spark: SparkSession, store: Store) -> None:
     make_orders(store, 100)
     frame = load(
         spark,
@@ -270,7 +270,7 @@ def test_10_ranges_to_earliest_and_latest_are_split_too(spark: SparkSession, sto
     assert found == [(0, 24), (25, 49), (50, 74), (75, 99)]
 
 
-def test_11_headers_keep_nulls_duplicates_and_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_headers_keep_nulls_duplicates_and_order(spark: SparkSession, tmp_path: Path) -> None:
     headers = [("b", b"1"), ("a", None), ("b", b""), ("a", b"\xff"), ("ключ", b"x")]
     with Partition.open(tmp_path / "t-0", durability="os") as log:
         log.extend([Record(b"v", headers=headers), Record(b"w"), Record(b"x", headers=headers[:1])])
@@ -285,7 +285,7 @@ def test_11_headers_keep_nulls_duplicates_and_order(spark: SparkSession, tmp_pat
     assert found[2] == headers[:1]
 
 
-def test_12_a_skewed_partition_is_split_by_its_bytes(spark: SparkSession, store: Store) -> None:
+def test_a_skewed_partition_is_split_by_its_bytes(spark: SparkSession, store: Store) -> None:
     topic = store.create_topic("orders", partitions=2)
     for _ in range(100):
         topic[0].extend([b"x" * 10_000] * 10)
@@ -295,7 +295,7 @@ def test_12_a_skewed_partition_is_split_by_its_bytes(spark: SparkSession, store:
     assert tasks.count(1) == 1 and tasks.count(0) >= 9, "both have 1,000 records"
 
 
-def test_13_a_task_that_cannot_see_the_path_says_so(
+def test_a_task_that_cannot_see_the_path_says_so(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
     make_orders(store)
@@ -312,7 +312,7 @@ def test_13_a_task_that_cannot_see_the_path_says_so(
         frame.count()
 
 
-def test_14_planning_reads_no_record(spark: SparkSession, tmp_path: Path) -> None:
+def test_planning_reads_no_record(spark: SparkSession, tmp_path: Path) -> None:
     """By the kernel's count, in the process that plans."""
     with logstore.open(tmp_path / "store", durability="os") as store:
         topic = store.create_topic("orders", partitions=4, config={"segment.bytes": 1 << 20})

@@ -116,12 +116,12 @@ def test_an_export_as_text_by_day(spark: SparkSession, root: Path, tmp_path: Pat
 def test_an_export_killed_at_any_step_has_every_record_once(
     spark: SparkSession, root: Path, tmp_path: Path
 ) -> None:
-    """The part behind the plan needs no Spark: it is cut short at every step, one after another."""
+    """The steps after the plan need no Spark: a kill ends them at each step in turn."""
     target = tmp_path / "lake"
     aside = target / "_logstore"
     original = exporting._finish
     exporting._finish = lambda root: False
-    try:  # as if killed right behind the decision
+    try:  # as if killed right after the decision
         export_parquet(spark, root, target, ["orders"], by="hour")
     finally:
         exporting._finish = original
@@ -270,7 +270,7 @@ def test_damage_gaps_and_bad_indexes_are_named(spark: SparkSession, root: Path) 
         batches = source.read_batches(0, 1 << 20)
         store.delete_topic("source")
         copy = store.create_topic("copy")[0]
-        for raw in (batches[0], batches[2]):  # one is missing, and nobody says why
+        for raw in (batches[0], batches[2]):  # one is missing, for no known reason
             copy.append_batch(raw, origin="follower")
         copy.roll()
         copy.append_batch(batches[4], origin="follower")

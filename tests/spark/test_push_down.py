@@ -138,14 +138,14 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pushed(path: Path, *filters: Filter) -> tuple[list[Filter], list[dict[str, Any]]]:
-    """What goes back to Spark, and the rows that a scan brings."""
+    """Return the filters that Spark gets back, and the rows of a scan."""
     made = direct.reader(path, subscribe="alpha,beta")
     left = list(made.pushFilters(list(filters)))
     return left, direct.table(made).to_pylist()
 
 
 def satisfied(row: dict[str, Any], given: Filter) -> bool:
-    """What the filter means, said the plain way."""
+    """Return what the filter means, computed without the code under test."""
     if isinstance(given, Not):
         return not satisfied(row, given.child)
     value = row[given.attribute[0]]  # type: ignore[attr-defined]

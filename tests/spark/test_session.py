@@ -1,4 +1,4 @@
-"""What a machine needs for Spark, and what is said when it is missing."""
+"""What a machine needs for Spark, and the error if it is missing."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_a_group_that_cannot_be_told_now_is_told_later(
         assert known.offset == 5
 
 
-# ---- what goes wrong ----
+# ---- errors ----
 
 
 def test_a_topic_made_again_is_refused(

@@ -1,4 +1,4 @@
-"""Fewer rows: the option where, maxRecords, limits and partitions that nobody asked for."""
+"""Fewer rows: the option where, maxRecords, limits and partitions that a query excludes."""
 
 from __future__ import annotations
 

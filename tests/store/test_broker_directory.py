@@ -113,7 +113,7 @@ def test_taking_over_keeps_identity_and_finishes_what_the_broker_began(directory
 
 
 def test_recovery_begins_at_the_brokers_checkpoint(directory: Path) -> None:
-    """After a crash, too: what lies below was durable, and is not read again."""
+    """After a crash, too: records below the checkpoint were durable and are not read again."""
     (directory / ".kafka_cleanshutdown").unlink()
     log = directory / "orders-0" / "00000000000000000000.log"
     damaged = bytearray(log.read_bytes())

@@ -334,7 +334,7 @@ def test_a_partition_open_alone_keeps_a_store_out(
 
 
 def test_a_partition_written_alone_takes_the_stores_word_back(make_store: MakeStore) -> None:
-    """A marker over a partition that changed since would be believed, by a broker, too."""
+    """A broker, too, would trust a marker that is older than a change of a partition."""
     with make_store() as store:
         topic = store.create_topic("t", 2)
         topic.append(b"v", partition=0)
@@ -695,7 +695,7 @@ def as_broker(path: Path) -> None:
 
 
 def test_a_broker_that_came_in_between_is_noticed(make_store: MakeStore, tmp_path: Path) -> None:
-    """It deletes the first segment, appends, deletes a topic, makes one anew: all is legal."""
+    """It deletes the first segment, appends, deletes a topic, creates it again: all is legal."""
     with make_store(config={"segment.bytes": 1024}) as store:
         topic = store.create_topic("t", config={"retention.ms": -1})
         for i in range(3):

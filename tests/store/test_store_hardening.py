@@ -43,7 +43,7 @@ LOG = "00000000000000000000.log"
 def make_promise(path: Path) -> None:
     """A closed store whose partition promised epoch 7 and knows that all its records are durable.
 
-    Only its own state can tell of either: no record of epoch 7 is left.
+    Only its own state has either: no record of epoch 7 is left.
     """
     with logstore.open(path) as store:
         log = store.create_topic("t")[0]
@@ -186,7 +186,7 @@ def test_a_broker_is_noticed_whatever_it_found_and_however_it_left(
 ) -> None:
     """It removes the marker as it starts, and writes its own as it ends; before 3.7, an empty one.
 
-    Only one that came after a crash and crashed itself goes unnoticed: it leaves no trace here.
+    A broker that started after a crash and crashed itself is not noticed: it leaves no trace.
     """
     with make_store() as store:
         store.create_topic("t").append(b"v")

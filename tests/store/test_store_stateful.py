@@ -1,4 +1,4 @@
-"""A store against a dictionary: whatever is done, in whatever order, and however it is left."""
+"""A store against a dictionary: any acts in any sequence, closed or killed."""
 
 from __future__ import annotations
 

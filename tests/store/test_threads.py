@@ -114,7 +114,7 @@ class Torture:
             log = self.topic[number]
             newest = {record.key: (record.offset, record.value) for record in log}
             for key, (offset, value) in self.acknowledged[number].items():
-                # What was under way at a close may have come behind it.
+                # An append that was under way at the close may be after it.
                 assert newest[key] == (offset, value) or newest[key][0] > offset, key
             seen = {record.value for record in log.scan(isolation="read_committed")}
             assert seen.isdisjoint(self.aborted[number])

@@ -336,7 +336,7 @@ class DiedError(BaseException):
 
 @contextmanager
 def dying_at(monkeypatch: pytest.MonkeyPatch, operation: int) -> Iterator[list[str]]:
-    """File operations up to a number happen; from there on nothing does, whoever tries."""
+    """File operations up to a number happen; every later one fails, in each thread."""
     done: list[str] = []
 
     def mortal(function: Callable[..., object], name: str) -> Callable[..., object]:
@@ -430,7 +430,7 @@ def test_dying_after_any_file_operation_leaves_a_whole_store(
         kill(store)
         if finished or act is not close:
             assert (path / ".kafka_cleanshutdown").exists() == (act is close)
-        # Whoever opens next may die as well, at any point, and the one after finishes.
+        # The next open may be killed as well, at any point, and the one after it finishes.
         for again in (operation % 7, 7 + operation % 13, 60):
             with dying_at(monkeypatch, again):
                 try:

@@ -1,9 +1,9 @@
-"""Small worlds of producers, consumers and a copier around a log, which leave a history behind.
+"""Small worlds of producers, consumers and a copier around a log, which write a history.
 
 A world is a log in a few lists, and processes that run as generators in an order drawn from a
-seed: between the beginning of an operation, its effect and its end, any other may come.  Left
-alone it keeps all promises of a log.  With a `plant` it breaks just one of them, once, at a place
-that the seed chooses, so that the checker can be tested: `planted` tells whether the place came.
+seed: between the beginning of an operation, its effect and its end, any other may run.  Without a
+`plant` it keeps all promises of a log.  With a `plant` it breaks just one of them, once, at a place
+that the seed chooses, so that the checker can be tested: `planted` is true after that place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class World:
         self.random = random.Random(seed)
         self.plant = plant
         self.planted = False
-        self.isolated = isolated  # what one operation sends goes into the log in one go
+        self.isolated = isolated  # all records of one operation are appended at once
         self.events: list[Event] = []
         self.log: dict[str, list[Entry]] = {SOURCE: [], OTHER: [], TARGET: []}
         self.offsets: dict[tuple[str, str], int] = {}
@@ -221,7 +221,7 @@ class World:
                 for _, entry in entries:
                     entry.state = state
                 if torn:
-                    # Something behind it, so that a committed reader comes past.
+                    # A record after it, so that a committed reader passes it.
                     name, entry = rng.choice(entries)
                     entry.state = "aborted"
                     self.put(name, f"{who}:behind")
@@ -241,7 +241,7 @@ class World:
         return True
 
     def _crossed(self) -> Iterator[None]:
-        """Two operations write behind each other, in two partitions."""
+        """Two operations write one after the other, in two partitions."""
         self.note("invoke", "x1")
         yield
         self.note("invoke", "x2")
@@ -273,7 +273,7 @@ class World:
     def _taken(self, name: str, position: int, isolation: str, *, known: bool) -> list[Read]:
         """What one poll gives of a partition: some of what is visible, and at times a fault.
 
-        `known`: the history tells where the consumer is.
+        `known`: the history has the position of the consumer.
         """
         reads = list(self._visible(name, position, isolation))
         if not self.draining:
@@ -370,7 +370,7 @@ class World:
         if any(name in self.acknowledged for name, _ in offsets) and self.strike(
             "commit-regression"
         ):
-            told = tuple((name, 0) for name, _ in offsets)  # which nobody ever committed
+            told = tuple((name, 0) for name, _ in offsets)  # which no transaction committed
         self.note("invoke", who)
         self.note(
             "ok",

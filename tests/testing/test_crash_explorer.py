@@ -152,7 +152,7 @@ def test_a_missing_barrier_is_found(name: str, fault: Fault, memory: str) -> Non
 
 
 def test_a_promise_that_was_not_kept_is_found(memory: str) -> None:
-    """The judge itself: a ledger that says more was acknowledged than there is."""
+    """The judge itself: a ledger with more acknowledgements than there are records."""
 
     def act(root: str, ledger: object) -> None:
         SCENARIOS["append_fsync"].act(root, ledger)  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def test_what_a_kill_left_in_the_page_cache_is_synced_before_it_counts(memory: s
 
 
 def test_times_are_found_after_a_power_cut_right_behind_a_roll(memory: str) -> None:
-    """The indexes of a sealed segment are believed below the recovery point: they are synced."""
+    """The indexes of a sealed segment are not checked below the recovery point: they are synced."""
     with record_io(memory) as trace, Partition.open(f"{memory}/a-0", config=SMALL) as log:
         for number in range(6):
             log.append(b"%d" % number * 200, timestamp=NOW + number)

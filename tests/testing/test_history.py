@@ -1,4 +1,4 @@
-"""The history checker finds what was planted, and nothing in what is sound."""
+"""The history checker finds each planted fault, and nothing in a correct history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLEAN = 10_000
 
 # What a plant brings along of necessity.
 IMPLIED = {
-    # A reader that comes past a hole has skipped it, and cannot copy it.
+    # A reader that passes a hole has skipped it, and cannot copy it.
     "lost-write": {"poll-skip", "int-poll-skip", "exactly-once-copy"},
     # Committed readers do not get a committed value.
     "torn-transaction": {"poll-skip", "int-poll-skip", "exactly-once-copy"},
@@ -81,7 +81,7 @@ def test_no_sound_history_raises_an_alarm(part: int) -> None:
     assert operations > CLEAN
 
 
-# ---- by hand: what each finding says, and where the checker must keep quiet ----
+# ---- by hand: the text of each finding, and histories without one ----
 
 
 def send(process: str, value: str, offset: int | None, outcome: str = "ok") -> list[Event]:
@@ -179,7 +179,7 @@ def test_offsets_of_a_group_go_back_only_when_told_to() -> None:
     assert kinds_of(commit("c1", 5), commit("c1", 2, reset=True), read_back("c1", 2)) == []
     back = [commit("c1", 5), commit("c1", 2, reset=True), commit("c1", 4), commit("c1", 3)]
     assert kinds_of(*back) == ["commit-regression"]
-    # Nobody knows whether the reset happened, and when.
+    # It is unknown whether and when the reset happened.
     assert kinds_of(commit("c1", 5), commit("c2", 2, reset=True, outcome="info"),
                     commit("c1", 3), read_back("c1", 2)) == []  # fmt: skip
     assert kinds_of(commit("c1", 5, outcome="info"), commit("c1", 4), read_back("c2", 5)) == []

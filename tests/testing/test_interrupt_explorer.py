@@ -36,7 +36,7 @@ CONFIG = {"segment.bytes": 1024}
 
 
 class Pair:
-    """Two numbers that are equal, unless an interrupt comes between."""
+    """Two numbers that are equal, unless an interrupt is between."""
 
     def __init__(self, _: str) -> None:
         self.left = self.right = 0
@@ -359,7 +359,7 @@ def begin(this: World) -> None:
 
 
 def fence(this: World) -> None:
-    """Another producer takes the id.  It is this one that goes on."""
+    """Another producer takes the id.  The world uses that one from now on."""
     this.producer, this.transaction = Producer(this.store, "mine"), None
 
 
@@ -383,7 +383,7 @@ def poll_and_commit(this: World) -> None:
 
 
 def check_group(this: World, error: BaseException | None) -> None:
-    """The group goes on where it was: everything is read by it, in the end."""
+    """The group continues where it was: in the end it has read everything."""
     assert this.consumer is not None
     if not this.consumer.closed:
         poll_all(this.consumer, this.seen)
@@ -397,7 +397,7 @@ def check_group(this: World, error: BaseException | None) -> None:
 
 
 def poll_all(consumer: Consumer, seen: set[bytes | None]) -> None:
-    """Poll until nothing comes any more."""
+    """Poll until a poll returns nothing."""
     for _ in range(100):
         polled = consumer.poll(timeout=0.02)
         seen.update(record.value for record in polled)

@@ -332,7 +332,7 @@ def test_a_tombstone_stays_for_its_time_after_compaction_met_it(
 
 
 def test_a_deleted_key_never_comes_back(make_log: MakeLog, fake_clock: ManualClock) -> None:
-    """The tombstone lies in the dirty part, its value in a part compacted long ago."""
+    """The tombstone is in the dirty part, its value in a part compacted long ago."""
     log = make_log(clock=fake_clock, delete_retention_ms=0)
     log.append(b"value", key=b"k")
     log.roll()
@@ -348,7 +348,7 @@ def test_a_deleted_key_never_comes_back(make_log: MakeLog, fake_clock: ManualClo
     assert b"k" not in {key for _, key, _ in pairs(log)}
 
 
-# ---- where the log goes on ----
+# ---- where the next compaction starts ----
 
 
 def test_all_superseded_leaves_a_header_that_tells_the_end(tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_aborted_data_goes_and_its_marker_stays_until_its_time(tmp_path: Path) -
     data = batch(record(0, b"a", b"aborted"), record(1, b"b", b"aborted"), transactional=True,
                  producer_id=7, producer_epoch=0, base_sequence=0)  # fmt: skip
     plain = batch(record(2, b"a", b"plain"))
-    # What the producer sent later is what tells its last sequence.
+    # The later batch of the producer has its last sequence.
     later = batch(record(4, b"z"), producer_id=7, producer_epoch=0, base_sequence=2)
     write_log(path, [[data, plain, marker(3, 7, commit=False)], [later]], aborted=[(7, 0, 3)])
     clock = ManualClock(NOW)
@@ -473,7 +473,7 @@ def test_aborted_data_goes_and_its_marker_stays_until_its_time(tmp_path: Path) -
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_marker_outlives_the_last_batch_of_its_producer(tmp_path: Path, commit: bool) -> None:
-    """An emptied batch that tells a producer's last sequence still belongs to its transaction."""
+    """An emptied batch that keeps a producer's last sequence still belongs to its transaction."""
     path = tmp_path / "t-0"
     data = batch(record(0, b"a", b"gone"), transactional=True, producer_id=7, producer_epoch=0,
                  base_sequence=41)  # fmt: skip
@@ -803,7 +803,7 @@ def test_what_is_left_is_what_the_reference_leaves(
         check_invariants(log)
 
 
-# ---- whose progress the root's checkpoint tells ----
+# ---- the progress in the root's checkpoint ----
 
 FORGETFUL = {"cleanup.policy": "compact", "segment.bytes": 1024, "delete.retention.ms": 0,
              "min.cleanable.dirty.ratio": 0.0}  # fmt: skip

@@ -91,7 +91,7 @@ def reopened(path: Path) -> tuple[Contents, Partition]:
 
 
 def assert_before_or_after(path: Path, before: Contents, after: Contents, thoroughly: bool) -> bool:
-    """Opens a copy twice, compacts it, and tells whether it is the log after."""
+    """Open a copy twice, compact it, and return whether it is the log after the swap."""
     with Partition.open(path, readonly=True) as reader:
         seen = contents(reader)
     found, log = reopened(path)
@@ -290,12 +290,12 @@ def test_readers_stay_in_the_files_they_are_in(make_log: MakeLog) -> None:
     held = early[2].scan()
     Compactor(log).run()
     rest = [(record.offset, record.key, record.value) for record in scan]
-    # The segment it was in is read to its end as it was; those behind are the new ones.
+    # The segment it was in is read to its end as it was; the later ones are new.
     assert (first.offset, first.key, first.value) == before[0]
     assert rest[: early[0].end_offset - 1] == before[1 : early[0].end_offset]
     in_old = [(record.offset, record.key, record.value) for record in held]
     assert in_old == before[early[2].base_offset : early[2].end_offset]
-    # A segment someone still holds, but had not opened, is the old one, too.
+    # A segment that a reader holds, but had not opened, is the old one, too.
     assert [record.offset for record in early[1].scan()] == list(
         range(early[1].base_offset, early[1].end_offset)
     )
@@ -481,7 +481,7 @@ def test_readers_of_other_handles_never_miss_a_newest_value(make_log: MakeLog) -
                 one = reader.get(b"k5")
                 assert one is not None and (one.offset, one.value) == newest[b"k5"]
                 scans += 1
-        except BaseException as error:  # noqa: BLE001  told by the test below
+        except BaseException as error:  # noqa: BLE001  the test below raises it
             failures.append(error)
 
     thread = threading.Thread(target=read)

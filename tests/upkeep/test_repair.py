@@ -1,4 +1,4 @@
-"""`repair`: plans first, changes only what it says, keeps what it cuts, and can be killed."""
+"""`repair`: plans first, changes only what the plan has, keeps what it cuts, and can be killed."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_someone_else_who_writes_keeps_a_repair_out(path: Path) -> None:
 
 
 def test_mending_one_file_does_not_cost_the_records_behind_damage_in_another(path: Path) -> None:
-    """The state is made anew, and with it goes what it knew of the machine's boot."""
+    """The state is written again, without the boot id that it had."""
     flip(sorted(path.glob("*.log"))[1], 100)
     flip(path / "logstore.state", 100)
     done = repair(path, dry_run=False, config=CONFIG)

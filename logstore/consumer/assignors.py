@@ -16,6 +16,8 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from sortedcontainers import SortedSet
+
 from logstore.config import ConfigError
 from logstore.coordinators.group_protocol import Subscription, by_topic
 from logstore.coordinators.offset_records import TopicPartition
@@ -173,31 +175,45 @@ def _unequal_subscriptions(there: set[TopicPartition], members: Sequence[GroupMe
                            owned: dict[str, list[TopicPartition]]) -> Assigned:  # fmt: skip
     """Each wants something else: keep what is held, give the rest to who has least, even out."""
     assigned: Assigned = {member.member_id: list(owned[member.member_id]) for member in members}
-    readers: dict[str, list[str]] = {}
-    for member in sorted(members, key=lambda m: m.member_id):
+    readers: dict[str, set[str]] = {}
+    for member in members:
         for topic in member.topics:
-            readers.setdefault(topic, []).append(member.member_id)
+            readers.setdefault(topic, set()).add(member.member_id)
+    loads = SortedSet((len(held), member_id) for member_id, held in assigned.items())
+
+    def least_of(topic: str) -> str:
+        """Return the member with the fewest partitions among those that read the topic."""
+        found: str = next(member_id for _, member_id in loads if member_id in readers[topic])
+        return found
+
+    def give(member_id: str, tp: TopicPartition) -> None:
+        held = assigned[member_id]
+        loads.remove((len(held), member_id))
+        held.append(tp)
+        loads.add((len(held), member_id))
+
     taken = {tp for held in assigned.values() for tp in held}
     free = [tp for tp in there if tp not in taken and tp.topic in readers]
     # Topics that few can read first: later these may have enough already.
     for tp in sorted(free, key=lambda tp: (len(readers[tp.topic]), tp)):
-        least = min(readers[tp.topic], key=lambda member: (len(assigned[member]), member))
-        assigned[least].append(tp)
+        give(least_of(tp.topic), tp)
     before = {tp: member for member, held in owned.items() for tp in held}
     moved = True
     while moved:  # each move makes the loads more equal, so that there is an end
         moved = False
         for giver in sorted(assigned, key=lambda m: (-len(assigned[m]), m)):
             for tp in sorted(assigned[giver], key=lambda tp: (tp in before, tp)):
-                least = min(readers[tp.topic], key=lambda other: (len(assigned[other]), other))
+                least = least_of(tp.topic)
                 if len(assigned[giver]) < len(assigned[least]) + 2:
                     continue
                 # Rather back to where it was, if that evens out as well.
                 home = before.get(tp)
                 if home is not None and len(assigned[home]) == len(assigned[least]):
                     least = home
+                loads.remove((len(assigned[giver]), giver))
                 assigned[giver].remove(tp)
-                assigned[least].append(tp)
+                loads.add((len(assigned[giver]), giver))
+                give(least, tp)
                 moved = True
     return assigned
 

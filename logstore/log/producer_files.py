@@ -84,8 +84,8 @@ class Producers:
         self._pending: _Pending | None = None
         self._snapshots: set[int] = set()  # offsets of the snapshot files
         self._newest_snapshot = -1
-        # Base offsets of the segments with a .txnindex file, ascending.
-        self._indexed: list[int] = []
+        # Base offsets of the segments with a .txnindex file.
+        self._indexed: frozenset[int] = frozenset()
         # A readonly handle writes no .txnindex: `_seen` lists the transactions aborted from
         # `_since` on.
         self._since = NEVER
@@ -102,7 +102,7 @@ class Producers:
     @property
     def indexed(self) -> frozenset[int]:
         """Return the base offsets of the segments that have a .txnindex file."""
-        return frozenset(self._indexed)
+        return self._indexed
 
     # ---- loading ----
 
@@ -123,7 +123,7 @@ class Producers:
         """
         names = list(names)
         self._snapshots = {base_offset_of(name) for name in names if name.endswith(".snapshot")}
-        self._indexed = sorted(base_offset_of(name) for name in names if name.endswith(".txnindex"))
+        self._indexed = frozenset(base_offset_of(n) for n in names if n.endswith(".txnindex"))
         within = [s for s in segments if s.base_offset < min(trusted, end)][-1:]
         if within and within[0].base_offset in self._indexed and not within[0].transactions_noted:
             # The segment has a .txnindex but no checksum of it: for example, the process was
@@ -304,8 +304,7 @@ class Producers:
         self._note_indexed(new, indexed)
 
     def _note_indexed(self, base: int, there: bool) -> None:
-        known = [other for other in self._indexed if other != base]
-        self._indexed = sorted([*known, base]) if there else known
+        self._indexed = self._indexed | {base} if there else self._indexed - {base}
 
     # ---- files ----
 

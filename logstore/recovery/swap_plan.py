@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from logstore import _native
 from logstore.files.directory import Directory
 from logstore.files.names import SEGMENT_SUFFIXES, segment_name
 from logstore.files.small_file import MISREAD, either_copy, twice
@@ -84,6 +83,8 @@ class SwapPlan(NamedTuple):
         return False
 
     def _is_new(self, directory: Directory, name: str) -> bool:
+        from crc32c import crc32c  # slow to import, and only an interrupted swap needs it
+
         file = directory.open(name)
         try:
             if file.size() != self.new.size_bytes:
@@ -93,7 +94,7 @@ class SwapPlan(NamedTuple):
                 piece = file.pread(_READ_BYTES, position)
                 if not piece:
                     return False
-                crc = _native.crc32c(piece, crc)
+                crc = crc32c(piece, crc)
                 position += len(piece)
             return crc == self.new.crc
         finally:

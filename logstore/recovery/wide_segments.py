@@ -78,6 +78,8 @@ def _split(directory: Directory, base: int) -> int | None:
 
 def _sound_header(file: _native.File, position: int, size: int) -> BatchHeader | None:
     """Return the header of the batch at `position`; None if it is not whole and valid."""
+    from crc32c import crc32c  # slow to import, and few logs have such segments
+
     if size - position < HEADER_BYTES:
         return None
     try:
@@ -89,7 +91,7 @@ def _sound_header(file: _native.File, position: int, size: int) -> BatchHeader |
         return None
     crc = 0
     for at in range(position + _CRC_FROM, end, _COPY_BYTES):
-        crc = _native.crc32c(file.pread(min(_COPY_BYTES, end - at), at), crc)
+        crc = crc32c(file.pread(min(_COPY_BYTES, end - at), at), crc)
     return header if crc == header.crc else None
 
 

@@ -180,11 +180,12 @@ CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def _batch(header: Any, raw: bytes, position: int, *, records: bool) -> Rows:
-    from logstore import _native
+    from crc32c import crc32c
+
     from logstore.format.batch import AT_ATTRIBUTES, HEADER_BYTES, EndMarker
     from logstore.format.codecs import decompress
 
-    crc = _native.crc32c(memoryview(raw)[AT_ATTRIBUTES:])
+    crc = crc32c(memoryview(raw)[AT_ATTRIBUTES:])
     codec = header.codec
     row: dict[str, Any] = {
         "kind": "batch",
@@ -420,16 +421,16 @@ def _checked(kind: str) -> Callable[[bytes, str], Rows]:
     def dump(content: bytes, name: str) -> Rows:
         import json
 
-        from logstore import _native
+        from crc32c import crc32c
 
         match = re.match(rb"([0-9a-f]{8})[ \n]", content)
         if match is None:
             raise ValueError("it does not start with a checksum")
         body = content[match.end() :]
-        crc = _native.crc32c(body)
+        crc = crc32c(body)
         if crc != int(match[1], 16):  # most end in a new line that is not part of the body
             body = body.removesuffix(b"\n")
-            crc = _native.crc32c(body)
+            crc = crc32c(body)
         try:
             found = json.loads(body)
         except ValueError:
@@ -442,10 +443,10 @@ def _checked(kind: str) -> Callable[[bytes, str], Rows]:
 
 
 def _durable(content: bytes, name: str) -> Rows:
-    from logstore import _native
+    from crc32c import crc32c
 
     offset, crc = struct.unpack(">qI", content)
-    sound = _native.crc32c(content[:8]) == crc
+    sound = crc32c(content[:8]) == crc
     yield {"kind": "durable_mark", "offset": offset, "sound": sound}
     if not sound:
         yield _damage("the checksum is wrong")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 
 from logstore.cli.text import size_text
 
@@ -61,12 +60,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from logstore.consumer.consumer import Consumer
@@ -137,12 +136,7 @@ class AsyncConsumer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.consumer.__exit__(kind, error, traceback)
 
     def __repr__(self) -> str:

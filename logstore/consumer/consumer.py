@@ -25,7 +25,6 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from logstore.clock import Clock, SystemClock
@@ -498,12 +497,7 @@ class Consumer(Closeable):
                 if self._rebalancer is not None:
                     self._rebalancer.close()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.close()
         else:

@@ -15,7 +15,6 @@ import concurrent.futures
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 
 from logstore.errors import ClosedError, DiskFullError
@@ -207,12 +206,7 @@ class AsyncProducer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self.close()
 
 
@@ -280,12 +274,7 @@ class AsyncTransaction:
         await self.begin()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         begun = self._begun
         if begun is not None and not begun.over:
             # What `with` does, where it may take its time; to the end, even if we are cancelled.

@@ -10,7 +10,6 @@ One thread at a time; its producer has one transaction at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from logstore.errors import TransactionStateError
@@ -126,12 +125,7 @@ class Transaction:
         self.entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.over:
             return
         if error is None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from logstore.errors import IndeterminateAppendError, LogStoreError
@@ -342,12 +341,7 @@ class Pending:
     def __enter__(self) -> Pending:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.ok()
         elif isinstance(error, IndeterminateAppendError):

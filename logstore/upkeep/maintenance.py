@@ -22,7 +22,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Literal, Self
 
 from logstore.clock import Clock, SystemClock
@@ -318,12 +317,7 @@ class Maintenance:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ for all such rows of an Arrow batch, and another for the next.
 from __future__ import annotations
 
 import random
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -41,12 +40,7 @@ class Router:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._store.close()
 
     def add(self, batch: pa.RecordBatch) -> None:

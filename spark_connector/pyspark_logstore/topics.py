@@ -12,7 +12,6 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import logstore
@@ -109,12 +108,7 @@ class Subscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close()
 
     # ---- what is there now ----

@@ -5,7 +5,6 @@ The options that every verb takes end up here, wherever on the line they stand.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterable
@@ -30,13 +29,13 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass
 class Session:
-    """What was said on the command line about the whole of it."""
+    """The options that every verb takes: the store's directory and the output format."""
 
-    store: str | None = None
-    format: str | None = None
-    _output: Output | None = None
+    def __init__(self) -> None:
+        self.store: str | None = None
+        self.format: str | None = None
+        self._output: Output | None = None
 
     @property
     def path(self) -> str:

@@ -13,7 +13,6 @@ The module does no I/O and reads no clock.  Callers hold the partition's lock.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -127,14 +126,16 @@ class CompletedTransaction(NamedTuple):
     aborted: bool
 
 
-@dataclasses.dataclass(slots=True)
 class Admission:
     """The changes that `commit` makes once the admitted batches are in the log."""
 
-    entries: dict[int, ProducerEntry] = dataclasses.field(default_factory=dict)
-    opened: dict[int, int] = dataclasses.field(default_factory=dict)  # first offset -> producer
-    completed: list[CompletedTransaction] = dataclasses.field(default_factory=list)
-    duplicate: BatchSpan | None = None  # where the log holds the batch already
+    __slots__ = ("completed", "duplicate", "entries", "opened")
+
+    def __init__(self, duplicate: BatchSpan | None = None) -> None:
+        self.entries: dict[int, ProducerEntry] = {}
+        self.opened: dict[int, int] = {}  # first offset -> producer
+        self.completed: list[CompletedTransaction] = []
+        self.duplicate = duplicate  # where the log holds the batch already
 
 
 class ProducerState:

@@ -132,7 +132,10 @@ def test_topics_and_segments(server: UiServer) -> None:
     assert [s["sealed"] for s in cut["segments"]] == [True] * (len(cut["segments"]) - 1) + [False]
     assert sum(s["size_bytes"] for s in cut["segments"]) == cut["size_bytes"]
     assert any(s["retention"]["delete"] for s in cut["segments"])
-    assert all(s["retention"]["reason"] for s in cut["segments"])
+    reasons = [s["retention"]["reason"] for s in cut["segments"]]
+    assert all(reasons)
+    assert any("retention.bytes 2000" in reason for reason in reasons)
+    assert not any("max_bytes" in reason for reason in reasons)
     assert "did you mean 'orders'" in ask(server, "topic", 404, topic="order")["error"]
 
 
@@ -247,7 +250,7 @@ def test_the_page_in_a_browser(
         assert abs(width - segment["size_bytes"] * scale) <= 1.01
     assert page.run("document.querySelectorAll('rect.seg.going').length") > 0
     assert "start 20, end 100" in page.run("document.querySelector('.note').textContent")
-    assert "max_bytes 2000" in page.run("document.getElementById('retention').textContent")
+    assert "retention.bytes 2000" in page.run("document.getElementById('retention').textContent")
     # A click on a segment reads from there.
     page.run("document.querySelectorAll('rect.seg')[2].dispatchEvent(new MouseEvent('click'))")
     third = cut["segments"][2]["base_offset"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import errno
 import hmac
 import itertools
@@ -40,6 +39,7 @@ from logstore.cli.bounds import Bound
 from logstore.cli.session import Integer, Session, pass_session, verb
 from logstore.cli.verbs.read import Selection
 from logstore.cli.verbs.topic import totals
+from logstore.cli.verbs.upkeep import decision_row
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, RecordNotFoundError
 from logstore.record import Record
 
@@ -235,7 +235,7 @@ def _partition(log: Partition) -> dict[str, Any]:
                 "min_timestamp": segment.min_timestamp,
                 "max_timestamp": segment.max_timestamp,
                 "sealed": segment.sealed,
-                "retention": dataclasses.asdict(decision) if decision else None,
+                "retention": decision_row(decision, by_settings=True) if decision else None,
             }
         )
     return {

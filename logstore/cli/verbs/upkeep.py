@@ -27,7 +27,7 @@ from logstore.cli.session import (
 )
 
 if TYPE_CHECKING:
-    from logstore import CompactionReport, Partition, RetentionPolicy, Store
+    from logstore import CompactionReport, Partition, RetentionDecision, RetentionPolicy, Store
 
 __all__ = ["compact_verb", "purge_verb", "retain_verb"]
 
@@ -40,6 +40,18 @@ def chosen(store: Store, topics: Sequence[str], partitions: Sequence[int]) -> li
 
 
 # ---- retain ----
+
+
+def decision_row(decision: RetentionDecision, *, by_settings: bool) -> dict[str, Any]:
+    """Return a decision as a row.
+
+    `by_settings`: the limits are the topic's settings, so the reason uses Kafka's names for them.
+    """
+    row = dataclasses.asdict(decision)
+    if by_settings:
+        reason = decision.reason.replace("max_age_ms", "retention.ms")
+        row["reason"] = reason.replace("max_bytes", "retention.bytes")
+    return row
 
 
 @verb("retain")
@@ -78,14 +90,7 @@ def retain_verb(
             for decision in log.enforce(policy, now=now, dry_run=not yes):
                 if decision.delete or not deleted:
                     place = {"topic": log.topic, "partition": log.number}
-                    row = {**place, **dataclasses.asdict(decision)}
-                    if policy is None:  # the limits are the topic's settings: use their names
-                        row["reason"] = (
-                            row["reason"]
-                            .replace("max_age_ms", "retention.ms")
-                            .replace("max_bytes", "retention.bytes")
-                        )
-                    rows.append(row)
+                    rows.append({**place, **decision_row(decision, by_settings=policy is None)})
         columns = (
             plain("topic"),
             number("partition"),

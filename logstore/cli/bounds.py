@@ -1,8 +1,10 @@
-"""Bound: where reading begins or ends, as a person says it, for each partition anew.
+"""Bound: a start or an end of a range of records, as it is written on the command line.
 
-``start``, ``end``, an offset, ``-10`` (ten offsets before the end), or a time: ``now``, ``-15m``,
-an ISO time, milliseconds since 1970.  A bare number from 100,000,000,000 on is a time (that was in
-1973); ``offset:N`` and ``@N`` say which is meant.
+A bound is ``start``, ``end``, an offset, ``-10`` (ten offsets before the end), or a time: ``now``,
+``-15m``, an ISO time, milliseconds since 1970.  A plain number is an offset below 100,000,000,000
+and a time (in 1973 or later) from there on; ``offset:N`` and ``@N`` force one or the other.
+
+A bound is parsed once and resolved to an offset in each partition separately.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ else:
 
 __all__ = ["BOUND", "DURATION", "TIME", "Bound"]
 
-TIMES_FROM = 10**11
+TIMES_FROM = 10**11  # a plain number from here on is a time in ms, below it an offset
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One of: the start, the end, an offset, a count back from the end, a time."""
+    """The start, the end, an offset, a count back from the end, or a time."""
 
     kind: str
     number: int = 0
 
     @classmethod
     def parse(cls, text: str, now_ms: int | None = None) -> Bound:
-        """ValueError for what is none of these."""
+        """Parse a bound.  Raises ValueError if `text` is none of the forms above."""
         text = text.strip()
         if text in ("start", "earliest", "beginning"):
             return cls("start")
@@ -51,7 +53,7 @@ class Bound:
         return cls("time", parse_time(text, now_ms))
 
     def of(self, log: Partition) -> int:
-        """The offset it means in a partition."""
+        """Return the offset of this bound in a partition."""
         if self.kind == "start":
             return log.start_offset
         if self.kind == "end":

@@ -1,4 +1,4 @@
-"""The root of the command: which verbs there are, and how a run of them ends."""
+"""The root command: the table of verbs, and the exit code for each way that a run can end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["root", "run"]
 
 
 class Verbs(click.Group):
-    """Commands by name, imported when they are run: listing them imports none."""
+    """A group of commands.  Listing commands imports none; running one imports its module."""
 
     def __init__(self, *arguments: Any, verbs: Mapping[str, tuple[str, str]], **options: Any):
         super().__init__(*arguments, **options)
@@ -63,12 +63,12 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise _ClosedPipe from error  # click would end with a code of its own
+            raise _ClosedPipe from error  # click would exit with its own code
         except KeyboardInterrupt as error:
             raise _Interrupted(error) from error
 
 
-# What people type who come from other tools.
+# Names that other tools use for these verbs.
 KNOWN_ELSEWHERE = {
     "ls": "topic ls", "list": "topic ls", "topics": "topic ls", "tail": "read --follow",
     "cat": "read", "consume": "read", "produce": "write", "append": "write", "check": "verify",
@@ -77,11 +77,11 @@ KNOWN_ELSEWHERE = {
 
 
 class _ClosedPipe(Exception):
-    """Whoever read our output has had enough."""
+    """The reader of our output closed the pipe."""
 
 
 class _Interrupted(Exception):
-    """Ctrl-C, as an error that click leaves alone."""
+    """Ctrl-C, as an exception that click does not handle itself."""
 
     def __init__(self, error: KeyboardInterrupt) -> None:
         self.error = error
@@ -90,22 +90,22 @@ class _Interrupted(Exception):
 VERBS = {
     "topic": ("topic", "List, show, create, alter, delete and copy topics."),
     "write": ("write", "Append records from lines or JSON lines."),
-    "read": ("read", "Print records: a stretch, the last ones, or as they come."),
-    "offsets": ("offsets", "First, last, durable and stable offsets; offsets by time."),
-    "group": ("group", "Consumer groups: lag, reset, delete, copy."),
+    "read": ("read", "Print records: a range, the last ones, or new ones as they arrive."),
+    "offsets": ("offsets", "Show start, end, durable and stable offsets; find offsets by time."),
+    "group": ("group", "Consumer groups: lag, members, reset, delete, copy."),
     "txn": ("txn", "Transactions: list, show, abort."),
-    "du": ("du", "Where the bytes are, and which of them could go."),
-    "dump": ("dump", "What is in the files of a log directory, ours or a broker's."),
-    "verify": ("checks", "Look at every file for damage."),
-    "repair": ("checks", "Make a damaged store sound again."),
-    "retain": ("upkeep", "Delete what retention lets go, and say why."),
+    "du": ("du", "Show disk usage, and how much of it can be deleted."),
+    "dump": ("dump", "Print the contents of files in a log directory, ours or a broker's."),
+    "verify": ("checks", "Check every file for damage."),
+    "repair": ("checks", "Repair a damaged store."),
+    "retain": ("upkeep", "Delete segments by retention, and show the reason for each."),
     "compact": ("upkeep", "Keep the newest record of every key."),
     "purge": ("upkeep", "Delete records before an offset or a time, or those of one key."),
-    "export": ("transfer", "Records into a file: JSON lines, CSV, Parquet, Arrow."),
-    "import": ("transfer", "Records from such a file."),
-    "ui": ("ui", "The same in a browser: topics, segments, messages.  Read-only."),
-    "bench": ("bench", "How fast a log is here."),
-    "doctor": ("doctor", "Whether this machine and directory are good for a log."),
+    "export": ("transfer", "Write records to a file: JSON lines, CSV, Parquet, Arrow."),
+    "import": ("transfer", "Append records from such a file."),
+    "ui": ("ui", "Show topics, segments and messages in a browser.  Read-only."),
+    "bench": ("bench", "Measure how fast a log is on this machine."),
+    "doctor": ("doctor", "Check whether this machine and directory are suitable for a log."),
 }
 
 
@@ -120,23 +120,23 @@ VERBS = {
 )
 @click.version_option(logstore.__version__, prog_name="logstore")
 def root() -> None:
-    """Kafka's log, in a directory: look at it, write to it, keep it small.
+    """Read, write and maintain Kafka's log in a directory, without a broker.
 
-    A store is a directory of topics, ours or a Kafka broker's.  What only reads runs beside
-    whoever writes.
+    A store is a directory of topics, ours or a Kafka broker's.  Verbs that only read work while
+    another process writes to the store.
     """
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(exits.TERMINATED)  # by way of the context managers: stores are closed in order
+    sys.exit(exits.TERMINATED)  # SystemExit unwinds the `with` blocks, so stores are closed
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line and return its exit code.  SIGTERM closes the store and exits."""
     try:
         before = signal.signal(signal.SIGTERM, _terminate)
     except ValueError:
-        before = None  # not in the main thread
+        before = None  # signal handlers can be set in the main thread only
     try:
         return _run(arguments)
     finally:
@@ -181,14 +181,14 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _failed(error: BaseException, session: Session) -> int:
     try:
         session.finish()
-    except OSError:  # nobody reads it, or it goes to a full disk
+    except OSError:  # the pipe is closed, or stdout is a file on a full disk
         _forget_stdout()
     exits.tell(error)
     return exits.exit_code(error)
 
 
 def _forget_stdout() -> None:
-    """Nobody reads it: what is still buffered must not raise at exit."""
+    """Redirect stdout to /dev/null, so that flushing its buffer at exit does not raise."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())

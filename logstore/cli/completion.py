@@ -1,7 +1,7 @@
-"""What the shell offers when a word is begun: topics, groups, settings.
+"""Shell completion of the names of topics, groups and settings.
 
-The store is the one that ``-s`` has named so far on the line, else $LOGSTORE's, else the directory
-one stands in.  Whatever goes wrong offers nothing: a shell has no place for a message.
+The store is the one that ``-s`` names earlier on the line, else $LOGSTORE, else the current
+directory.  An error returns no completions, because a shell cannot show a message there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _store(context: click.Context) -> str:
 
 
 def topic_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The topics that begin so, by the names of directories: no log is opened."""
+    """Return the topics whose names start with `begun`.  Reads directory names and opens no log."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(_store(context)) as entries:
         for entry in entries:
@@ -33,7 +33,7 @@ def topic_names(context: click.Context, parameter: click.Parameter, begun: str) 
 
 
 def group_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The groups that begin so and have committed something."""
+    """Return the groups that have committed offsets and whose names start with `begun`."""
     import logstore
     from logstore.coordinators.group_admin import Groups
 
@@ -46,7 +46,7 @@ def group_names(context: click.Context, parameter: click.Parameter, begun: str) 
 
 
 def setting_names(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """``name=`` of every setting that begins so."""
+    """Return ``name=`` for every setting whose name starts with `begun`."""
     from logstore.config import PartitionConfig
 
     return [f"{name}=" for name in PartitionConfig().as_dict() if name.startswith(begun)]

@@ -1,4 +1,7 @@
-"""Exit codes: what a script may rely on.  An error is told once, in one line, on stderr."""
+"""Exit codes and error messages of the command.  Scripts may rely on the codes.
+
+An error is printed once, in one line, on stderr.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from logstore.cli.text import printable
 __all__ = ["CommandError", "as_advice", "exit_code", "message_of", "tell"]
 
 OK: Final = 0
-USAGE: Final = 1  # the command line, or what was fed in, cannot be understood
+USAGE: Final = 1  # the command line or the input cannot be parsed
 NOT_FOUND: Final = 2  # no such store, topic, partition, offset, file
-BUSY: Final = 3  # another process holds the store; the topic exists; someone else was first
+BUSY: Final = 3  # another process holds the store; the topic exists; a conflict
 CORRUPT: Final = 4  # damage was found
-TIMEOUT: Final = 5  # what was waited for did not come
-FAILED: Final = 6  # the operating system said no: a full disk, no permission, an I/O error
-DRY_RUN: Final = 7  # without --yes: there is something to change, and nothing was changed
+TIMEOUT: Final = 5  # a wait timed out
+FAILED: Final = 6  # an error of the operating system: full disk, permission, I/O
+DRY_RUN: Final = 7  # without --yes: there are changes to make, and none was made
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
 
 class CommandError(Exception):
-    """What a verb has to say for itself, and the code that it ends with."""
+    """An error of a verb, with its message and its exit code."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -34,11 +37,12 @@ class CommandError(Exception):
 
 
 def exit_code(error: BaseException) -> int:
-    """The code that an error ends the command with."""
+    """Return the exit code for an error."""
     from logstore import errors
 
     if isinstance(error, CommandError):
         return error.code
+    # The first match counts: FileNotFoundError and TimeoutError are also OSErrors.
     by_kind: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
         ((KeyboardInterrupt, click.Abort), INTERRUPTED),
         ((errors.LockedError, errors.TopicExistsError, errors.ConflictError), BUSY),
@@ -56,27 +60,27 @@ def exit_code(error: BaseException) -> int:
     return FAILED
 
 
-# What the library advises, and how to say that on a command line.
+# Advice in the library's messages, and the same advice for a command line.
 ADVICE = {
     "scan(on_corrupt='skip') reads": "--skip-corrupt reads",
     "repair(accept_loss=True)": "logstore repair --accept-loss",
     "repair() writes": "logstore repair writes",
-    ", or open here with readonly=True": "",  # verbs choose that
-    ": exist_ok=True takes it as it is": "",  # an option of a verb
+    ", or open here with readonly=True": "",  # the verb chooses the mode
+    ": exist_ok=True takes it as it is": "",  # a verb has an option for it
     "logstore export() needs": "logstore export needs",
     "logstore import() needs": "logstore import needs",
 }
 
 
 def as_advice(words: str) -> str:
-    """The words of the library for someone who has the command."""
+    """Return a message of the library with its advice rewritten for the command line."""
     for theirs, ours in ADVICE.items():
         words = words.replace(theirs, ours)
     return words
 
 
 def message_of(error: BaseException) -> str:
-    """What to say of it, in one line."""
+    """Return the message of an error, in one line."""
     return as_advice(_message_of(error))
 
 
@@ -92,7 +96,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def tell(error: BaseException) -> None:
-    """Say on stderr what went wrong; what it says may come from data."""
+    """Print an error on stderr.  Text that comes from data is escaped."""
     for line in _lines(error):
         print(line, file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""What the records of Kafka's internal topics mean: committed offsets, groups, transactions."""
+"""Decode the records of Kafka's internal topics: committed offsets, groups, transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["meaning_of"]
 
 
 def meaning_of(topic: str, key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
-    """A record of an internal topic in words; None where it has none, or cannot be read."""
+    """Return the fields of an internal topic's record; None if it cannot be decoded."""
     if key is None:
         return None
     try:
@@ -21,7 +21,7 @@ def meaning_of(topic: str, key: bytes | None, value: bytes | None) -> dict[str, 
         if topic == "__transaction_state":
             return _of_transaction(key, value)
     except (LogStoreError, ValueError, IndexError):
-        pass  # of a version that is not known: the bytes are shown all the same
+        pass  # a version that we do not know: the caller prints the bytes
     return None
 
 

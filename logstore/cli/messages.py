@@ -1,8 +1,8 @@
-"""Records as text and back: JSON lines that lose nothing, kcat's format strings, lines to read.
+"""Convert records to text and back: lossless JSON lines, kcat's format strings, readable lines.
 
-In JSON a key, a value or a header's value is null, a string when its bytes are UTF-8, and
-``{"base64": "..."}`` when they are not.  Written back, that gives the same bytes.  For people who
-type JSON by hand, any other value is taken as the JSON text it is: ``{"value": {"id": 1}}``.
+In JSON a key, a value or a header's value is null, a string if its bytes are UTF-8, or
+``{"base64": "..."}`` if they are not.  Reading this JSON back gives the same bytes.  Any other JSON
+value is stored as its JSON text, for input typed by hand: ``{"value": {"id": 1}}``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIELDS = {"topic", "partition", "offset", "timestamp", "key", "value", "headers"
 
 
 def field_of(data: bytes | None) -> Any:
-    """Bytes as JSON that loses nothing."""
+    """Return bytes as a JSON value, without loss."""
     if data is None:
         return None
     try:
@@ -40,7 +40,7 @@ def field_of(data: bytes | None) -> Any:
 
 
 def bytes_of(field: Any, what: str) -> bytes | None:
-    """The reverse of `field_of`; any other JSON becomes its own text."""
+    """Return the bytes of a JSON value: the reverse of `field_of`.  Other JSON becomes its text."""
     if field is None:
         return None
     if isinstance(field, str):
@@ -54,7 +54,7 @@ def bytes_of(field: Any, what: str) -> bytes | None:
 
 
 def decoded(data: bytes | None, how: str) -> Any:
-    """Bytes as a decoder shows them in JSON; what it cannot decode, as without loss."""
+    """Return bytes as a JSON value by a decoder; bytes it cannot decode as `field_of` does."""
     if data is None:
         return None
     if how == "hex":
@@ -72,7 +72,7 @@ def decoded(data: bytes | None, how: str) -> Any:
 
 
 def shown(data: bytes | None, how: str) -> str:
-    """Bytes for a person, in one line."""
+    """Return bytes as one line of readable text."""
     if data is None or how == "auto":
         return bytes_text(data)
     value = decoded(data, how)
@@ -88,7 +88,7 @@ def _header_name(name: str) -> Any:
 
 
 def record_to_json(record: Record, *, key: str = "auto", value: str = "auto") -> dict[str, Any]:
-    """A record as an object; with both decoders at "auto" nothing is lost."""
+    """Return a record as a JSON object.  With both decoders at "auto" nothing is lost."""
     return {
         "topic": record.topic,
         "partition": record.partition,
@@ -101,22 +101,22 @@ def record_to_json(record: Record, *, key: str = "auto", value: str = "auto") ->
 
 
 class Message(NamedTuple):
-    """A record to be written, and the partition it asks for."""
+    """A record to append, and its partition if the input names one."""
 
     record: Record
     partition: int | None
 
 
 def message_of(line: bytes | str) -> Message:
-    """The record of one JSON line; InvalidRecordError when it is none."""
+    """Return the record of one JSON line.  Raises InvalidRecordError if it is not a record."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidRecordError(f"this is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise InvalidRecordError(f"a JSON object is wanted, not {type(found).__name__}")
+        raise InvalidRecordError(f"a record must be a JSON object, not {type(found).__name__}")
     if "value" not in found:
-        raise InvalidRecordError('there is no "value"; a tombstone says null')
+        raise InvalidRecordError('there is no "value"; use null for a tombstone')
     unknown = sorted(found.keys() - FIELDS)
     if unknown:
         raise InvalidRecordError(
@@ -168,7 +168,7 @@ def _headers(given: Any) -> list[tuple[str, bytes | None]]:
 
 
 def line_of(record: Record, *, key: str, value: str) -> str:
-    """One record in one line, for a terminal."""
+    """Return a record as one line for a terminal."""
     when = time_text(record.timestamp) if record.timestamp >= 0 else "-"
     place = f"{record.partition}:{record.offset}"
     headers = "".join(f" {printable(name)}={shown(data, 'auto')}" for name, data in record.headers)
@@ -210,12 +210,12 @@ _TOKENS: dict[bytes, Piece] = {
 
 
 def formatter(text: str, *, safe: bool = False) -> Piece:
-    r"""A function from a record to its bytes, by kcat's format: ``%t %p %o %k %s\n``.
+    r"""Return a function that formats a record by kcat's format string: ``%t %p %o %k %s\n``.
 
     ``%s`` value, ``%S`` its size, ``%R`` its size as four bytes, ``%k`` key, ``%K`` its size,
     ``%T`` timestamp, ``%t`` topic, ``%p`` partition, ``%o`` offset, ``%h`` headers, ``%%``;
-    ``\n``, ``\r``, ``\t``, ``\\``, ``\xNN``.  `safe` is for a
-    terminal: what is from data can do no harm there.
+    ``\n``, ``\r``, ``\t``, ``\\``, ``\xNN``.  `safe` escapes control characters in
+    the data, for a terminal.
     """
     pieces: list[Piece] = []
     for match in _PART.finditer(text.encode("utf-8", "surrogateescape")):

@@ -1,8 +1,8 @@
-"""Output: one list of rows, printed as the reader needs it.
+"""Output: print rows as a table, JSON, JSON lines or CSV.
 
-A row is a mapping of names to JSON values; these are what scripts see, in every format but the
-table.  A table shows the same rows to a person: sizes and times in words.  On a terminal rich draws
-it, elsewhere plain columns do, and rich is not even imported.
+A row maps names to JSON values.  JSON and CSV print these values unchanged.  A table is for people:
+it shows sizes with units and times as dates.  On a terminal rich draws the table; elsewhere plain
+columns are printed and rich is not imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 class Column(NamedTuple):
-    """One column of a table: which value, under which heading, in which words."""
+    """One column of a table: the name of its value, its heading, and how to show the value."""
 
     name: str
     heading: str
@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
 
 def plain(name: str, heading: str | None = None) -> Column:
-    """A column of words."""
+    """Return a column of text."""
     return Column(name, heading or name.replace("_", " "), _words)
 
 
@@ -46,30 +46,30 @@ def _words(value: Any) -> str:
 
 
 def number(name: str, heading: str | None = None) -> Column:
-    """A column of numbers."""
+    """Return a column of numbers."""
     show = lambda value: "-" if value is None else f"{value:,}"  # noqa: E731
     return Column(name, heading or name.replace("_", " "), show, right=True)
 
 
 def size(name: str, heading: str | None = None) -> Column:
-    """A column of bytes."""
+    """Return a column of sizes in bytes."""
     show = lambda value: "-" if value is None else size_text(value)  # noqa: E731
     return Column(name, heading or name.replace("_", " "), show, right=True)
 
 
 def moment(name: str, heading: str | None = None) -> Column:
-    """A column of times in milliseconds."""
+    """Return a column of times in milliseconds."""
     show = lambda value: "-" if value is None else time_text(value)  # noqa: E731
     return Column(name, heading or name.replace("_", " "), show)
 
 
 def known_time(time_ms: int) -> int | None:
-    """A time for scripts: null where the log says -1, for none."""
+    """Return a time for JSON: None for the log's -1, which means no time."""
     return time_ms if time_ms >= 0 else None
 
 
 class Output:
-    """Where a verb prints its rows.  Made by the session from ``-o`` and what stdout is."""
+    """Prints the rows of a verb.  The default is a table on a terminal, else JSON lines."""
 
     def __init__(self, kind: str | None = None) -> None:
         self.terminal = sys.stdout.isatty()
@@ -77,25 +77,25 @@ class Output:
         self.stream = _stdout()
 
     def line(self, text: str) -> None:
-        """A line as it is; what is from data must be printable already."""
+        """Print a line.  The caller escapes text that comes from data."""
         self.stream.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
     def note(self, text: str) -> None:
-        """A line for the person, not for what reads stdout."""
+        """Print a line on stderr, after the rows printed so far."""
         self.flush()
         print(printable(text), file=sys.stderr)
 
     def flush(self) -> None:
-        """Let the reader see what was printed so far."""
+        """Write the buffered rows to stdout."""
         self.stream.flush()
 
     def dry_run(self, text: str = "nothing was changed: repeat it with --yes") -> int:
-        """Note that nothing was done; return the exit code of that."""
+        """Print that nothing was changed, and return the exit code for it."""
         self.note(text)
         return exits.DRY_RUN
 
     def rows(self, rows: Iterable[Row], columns: Sequence[Column], *, empty: str = "") -> None:
-        """Print a list.  `empty` is said instead of a table without rows."""
+        """Print rows.  If a table would have no rows, note `empty` instead."""
         if self.kind == "jsonl":
             for row in rows:
                 self.line(json_text(row))
@@ -111,7 +111,7 @@ class Output:
                 self.note(empty)
 
     def one(self, row: Row, *, words: Iterable[str] | None = None) -> None:
-        """Print one thing: an object, or for a person the lines of `words`."""
+        """Print one row as an object.  In table format print the lines of `words` instead."""
         if self.kind == "table":
             if words is not None:
                 for text in words:
@@ -168,18 +168,19 @@ class Output:
             justify: Any = "right" if column.right else "left"
             table.add_column(column.heading.upper(), justify=justify, overflow="fold")
         for cells in shown:
-            table.add_row(*(Text(cell) for cell in cells))  # Text: brackets in data are no markup
+            # Text, because rich would read brackets in a plain string as markup.
+            table.add_row(*(Text(cell) for cell in cells))
         self.flush()
         Console(file=sys.stdout).print(table)
         return True
 
 
 def _stdout() -> BinaryIO:
-    """The bytes of stdout, buffered even where Python was told not to."""
+    """Return a binary stream to stdout, buffered even with PYTHONUNBUFFERED set."""
     try:
         return open(sys.stdout.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)
     except (OSError, ValueError):
-        return sys.stdout.buffer  # a test's, without a descriptor
+        return sys.stdout.buffer  # in a test: stdout without a descriptor
 
 
 def _csv_cell(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Progress: one line on stderr that moves, where stderr is a terminal; otherwise nothing.
+"""Progress: a line on stderr that is updated in place.  Prints nothing if stderr is no terminal.
 
-Cheap enough to be called for every batch: it looks at the clock, and writes a few times a second.
+It may be called for every batch: it reads the clock and writes at most five times a second.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from logstore.cli.text import size_text
 
 __all__ = ["Progress"]
 
-FIRST_AFTER = 0.5  # seconds: what is done by then needs no line
-EVERY = 0.2
+FIRST_AFTER = 0.5  # seconds: shorter work shows no line
+EVERY = 0.2  # seconds between updates
 
 
 class Progress:
@@ -30,13 +30,13 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def add(self, count: int = 1) -> None:
-        """So much more is done."""
+        """Add `count` to the work done."""
         self.done += count
         if self._live:
             self._look()
 
     def reached(self, done: int, total: int) -> None:
-        """So much of so much is done."""
+        """Set the work done and the total."""
         self.done, self.total = done, total
         if self._live:
             self._look()

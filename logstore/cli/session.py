@@ -1,6 +1,7 @@
-"""Session: the store that a run of the command is about, and how it prints.
+"""Session: the store and the output of one run of the command.
 
-The options that every verb takes end up here, wherever on the line they stand.
+Every verb takes ``-s`` and ``-o``, and so does the root command.  Their values are kept here,
+at any position on the command line; the last one counts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Session:
 
     @property
     def path(self) -> str:
-        """The store's directory; a usage error when none was named."""
+        """Return the store's directory.  Raises UsageError if none was given."""
         path = self.store or os.environ.get("LOGSTORE")
         if not path:
             raise click.UsageError("which store? Name its directory with -s, or in $LOGSTORE")
@@ -48,13 +49,13 @@ class Session:
         return path
 
     def reading(self) -> Store:
-        """The store, readonly: beside whoever writes it."""
+        """Open the store readonly.  Another process may write to it at the same time."""
         import logstore
 
         return self._opened(lambda path: logstore.open(path, readonly=True))
 
     def writing(self, *, create: bool = False, durability: str = "fsync") -> Store:
-        """The store, for writing.  LockedError names who has it."""
+        """Open the store for writing.  LockedError names the process that holds its lock."""
         import logstore
         from logstore.cli.progress import Progress
 
@@ -79,13 +80,13 @@ class Session:
 
     @property
     def output(self) -> Output:
-        """Where rows go, as ``-o`` says or stdout suggests."""
+        """Return the output, in the format of ``-o``."""
         if self._output is None:
             self._output = Output(self.format)
         return self._output
 
     def finish(self) -> None:
-        """Nothing that was printed stays behind."""
+        """Write buffered output to stdout."""
         if self._output is not None:
             self._output.flush()
 
@@ -104,11 +105,11 @@ def _keep(name: str) -> Any:
 
 
 def store_option() -> click.Option:
-    """``-s``: on the root and on every verb."""
+    """Return the option ``-s``, which the root and every verb have."""
     return click.Option(
         ["-s", "--store"],
         metavar="DIR",
-        help="The store's directory; else $LOGSTORE.",
+        help="The store's directory.  Default: $LOGSTORE.",
         expose_value=False,
         callback=_keep("store"),
         type=click.Path(),
@@ -116,11 +117,11 @@ def store_option() -> click.Option:
 
 
 def output_option() -> click.Option:
-    """``-o``: on the root and on every verb."""
+    """Return the option ``-o``, which the root and every verb have."""
     return click.Option(
         ["-o", "--output"],
         type=click.Choice(FORMATS),
-        help="How to print: a table on a terminal, else JSON lines.",
+        help="Output format.  Default: a table on a terminal, else JSON lines.",
         expose_value=False,
         callback=_keep("format"),
     )
@@ -135,7 +136,7 @@ class Verb(click.Command):
 
 
 class InputFile(click.Path):
-    """A file that is there, or ``-``: one that is not ends the command with "not found"."""
+    """An existing file, or ``-``.  A missing file ends the command with exit code 2."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, dir_okay=False, allow_dash=True)
@@ -147,7 +148,7 @@ class InputFile(click.Path):
 
 
 class Integer(click.IntRange):
-    """A whole number; one that is out of range is told so in words."""
+    """A whole number within a range, with plain error messages."""
 
     name = "integer"
 
@@ -168,16 +169,16 @@ class Integer(click.IntRange):
 
 
 partition_option = click.option(
-    "-p", "--partition", type=Integer(0), multiple=True, help="Only this one."
+    "-p", "--partition", type=Integer(0), multiple=True, help="Only this partition; repeatable."
 )
 
 
 def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:
-    """Make a function a verb; its docstring is the help."""
+    """Make a function a verb.  Its docstring is the help text."""
     return click.command(name, cls=Verb)
 
 
 def partitions_of(topic: Topic, numbers: Iterable[int] = ()) -> list[Partition]:
-    """The partitions with these numbers; all when there are none."""
+    """Return the partitions with these numbers; all partitions if none are given."""
     wanted = sorted(set(numbers))
     return [topic[number] for number in wanted] if wanted else list(topic)

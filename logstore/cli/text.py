@@ -1,7 +1,7 @@
-"""Text for a person's terminal: bytes and names from data, shown so that they can do no harm.
+"""Text for a terminal: sizes, times, and data with its control characters escaped.
 
-A key may hold the bytes that make a terminal clear its screen, rename its window or type.  Whatever
-came from a log, a file name or an error passes through `printable` before it is printed.
+A key may hold escape sequences that clear the screen, rename the window or type input.  So all text
+from a log, a file name or an error is passed through `printable` before it is printed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 __all__ = ["bytes_text", "json_text", "printable", "size_text", "span_text"]
 
-# Controls of both kinds, what is not shown at all, what turns the direction of writing, halves of
-# pairs, separators of lines and paragraphs.
+# C0 and C1 controls, invisible characters, changes of the text direction, surrogates, line and
+# paragraph separators.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
     "\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
@@ -32,7 +32,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def printable(text: object) -> str:
-    r"""The text with everything that a terminal would act on written out.
+    r"""Return the text with every character that a terminal would act on escaped.
 
     >>> printable("a\x1b[2Jb")
     'a\\x1b[2Jb'
@@ -41,7 +41,7 @@ def printable(text: object) -> str:
 
 
 def bytes_text(data: bytes | None) -> str:
-    r"""Bytes to read: as UTF-8 where they are, byte by byte where they are not.
+    r"""Return bytes as readable text: UTF-8 where valid, other bytes escaped.
 
     >>> bytes_text(b"caf\xc3\xa9 \xff")
     'café \\xff'
@@ -58,12 +58,12 @@ def _json_escaped(match: re.Match[str]) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    r"""JSON that is readable and safe: letters stay, what a terminal would act on is escaped.
+    r"""Return JSON with non-ASCII letters unchanged and terminal controls escaped.
 
     >>> json_text({"a": "é\x9b"})
     '{"a":"é\\u009b"}'
     """
-    import json  # late: help needs none
+    import json  # not at start-up: --help does not need it
 
     if indent is None:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -73,7 +73,7 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Bytes for a person.
+    """Return a number of bytes with a unit.
 
     >>> size_text(1536), size_text(12)
     ('1.5 KiB', '12 B')
@@ -92,7 +92,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kmgt])(i?)b?|b)", re.IGNORECASE
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size: KiB, MiB, GiB, TiB are powers of 1024, KB, MB, GB, TB of 1000.
+    """Return a size in bytes: KiB, MiB, GiB, TiB are powers of 1024, KB, MB, GB, TB of 1000.
 
     >>> parse_size("1.5MiB"), parse_size("10MB"), parse_size("64k")
     (1572864, 10000000, 64000)
@@ -106,7 +106,7 @@ def parse_size(text: str) -> int:
 
 
 def span_text(span_ms: int) -> str:
-    """A span of time for a person, in its two greatest units.
+    """Return a span of time in its two largest units.
 
     >>> span_text(93_784_000), span_text(1500), span_text(20)
     ('1d 2h', '1.5s', '20ms')

@@ -232,7 +232,7 @@ def test_the_doctor_looks_at_everything(command: Command) -> None:
     assert {row["status"] for row in rows} <= {"ok", "warn", "bad"}
     assert checks["store"]["found"].endswith("1 topics, 1 partitions")
     missing = command("-s", command.store / "none", "doctor", "--no-fsync").rows
-    assert "not there yet" in missing[-1]["found"]
+    assert "does not exist yet" in missing[-1]["found"]
 
 
 def test_the_doctor_says_what_a_directory_that_is_no_store_is(command: Command) -> None:

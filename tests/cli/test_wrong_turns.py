@@ -18,7 +18,7 @@ from tests.cli.conftest import Command
         ("consume orders", 1, "did you mean 'read'?"),
         ("topic delete orders", 1, "did you mean 'rm'?"),
         ("topic describe orders", 1, "did you mean 'show'?"),
-        ("topic create orders", 3, "--if-not-exists takes it as it is"),
+        ("topic create orders", 3, "--if-not-exists accepts it unchanged"),
         ("write nope", 2, "--create makes a new topic"),
         ("group reset billing --to-earliest", 2, "no group 'billing'"),
         ("export orders /no-such-directory/o.csv", 1, "there is no directory /no-such-directory"),

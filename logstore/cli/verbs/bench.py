@@ -1,4 +1,4 @@
-"""`logstore bench`: how fast a log is here, with the durability level beside every figure."""
+"""`logstore bench`: measure a log on this disk.  Every row names its durability level."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ APPENDS = 2_000
     type=Integer(0, 1 << 20),
     default=100,
     show_default=True,
-    help="Bytes of a value.",
+    help="Size of a value in bytes.",
 )
 @click.option(
     "-z",
@@ -42,8 +42,9 @@ APPENDS = 2_000
 )
 @pass_session  # fmt: skip
 def bench_verb(session: Session, records: int, value_bytes: int, compression: str) -> None:
-    """Write and read a log of its own, in a directory beside the store that is removed again."""
-    place = Path(session.path).absolute().parent  # never inside: a broker would trip over it
+    """Measure appends and reads of a temporary log next to the store.  The log is removed."""
+    # Not inside the store: a broker fails on a directory that it does not know.
+    place = Path(session.path).absolute().parent
     while not place.is_dir():
         place = place.parent
     folder = Path(tempfile.mkdtemp(prefix="logstore-bench-", dir=place))

@@ -1,4 +1,4 @@
-"""`logstore verify` and `repair`: every problem of a store, what it means, and what mends it."""
+"""`logstore verify` and `repair`: find the problems of a store, and repair them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["repair_verb", "verify_verb"]
 
 @verb("verify")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
-@click.option("--quick", is_flag=True, help="Sizes, names and small files only; no batch is read.")
-@click.option("--notes", is_flag=True, help="Also what is worth knowing and not wrong.")
+@click.option("--quick", is_flag=True, help="Check sizes, names and small files; read no batch.")
+@click.option("--notes", is_flag=True, help="Also print notes, which are not problems.")
 @pass_session
 def verify_verb(session: Session, topics: tuple[str, ...], quick: bool, notes: bool) -> int:
-    """Look at every file of the store; nothing is written.
+    """Check every file of the store, or of TOPICs.  Nothing is written.
 
-    Checksums, offsets, indexes, snapshots, checkpoints, digests.  Exit code 4 when a problem is an
-    error; what opening for writing mends by itself is a warning.
+    Checks checksums, offsets, indexes, snapshots, checkpoints and digests.  The exit code is 4 if a
+    problem is an error.  A problem that the next open for writing repairs is a warning.
     """
     with session.reading() as store, Progress("verifying", unit="bytes") as progress:
         problems: list[Problem] = []
@@ -52,24 +52,24 @@ def verify_verb(session: Session, topics: tuple[str, ...], quick: bool, notes: b
         plain("meaning"),
         plain("remedy"),
     )
-    session.output.rows(rows, columns, empty="all is as it should be")
+    session.output.rows(rows, columns, empty="no problems found")
     return exits.CORRUPT if any(p.severity == "error" for p in problems) else exits.OK
 
 
 @verb("repair")
-@click.option("--accept-loss", is_flag=True, help="Give up records that cannot be saved.")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what it would do.")
+@click.option("--accept-loss", is_flag=True, help="Allow the loss of records that cannot be read.")
+@click.option("--yes", is_flag=True, help="Repair; without this, only show the steps.")
 @pass_session
 def repair_verb(session: Session, accept_loss: bool, yes: bool) -> int:
-    """Make a damaged store sound again, with the smallest change.
+    """Repair a damaged store with the smallest change.
 
-    What can be made anew from the log is.  Records are given up only with --accept-loss.  What is
-    cut or replaced stays beside its file, and a receipt says what was done.  Exit code 4 when
-    errors are left.
+    Indexes, snapshots and checkpoints are rebuilt from the log.  Records are lost only with
+    --accept-loss.  Bytes that are cut or replaced are kept in a file in the same directory, and a
+    receipt lists the steps.  The exit code is 4 if errors remain.
     """
     from logstore.upkeep.repair import repair
 
-    with Progress("looking", unit="bytes") as progress:
+    with Progress("checking", unit="bytes") as progress:
         done = repair(
             session.path, dry_run=not yes, accept_loss=accept_loss, progress=progress.reached
         )

@@ -1,4 +1,4 @@
-"""`logstore doctor`: whether this machine and this directory are good for a log."""
+"""`logstore doctor`: check whether this machine and this directory are suitable for a log."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def _row(check: str, status: str, found: str, advice: str = "") -> dict[str, str
 
 
 @verb("doctor")
-@click.option("--no-fsync", is_flag=True, help="Leave out the speed test, which writes a file.")
+@click.option("--no-fsync", is_flag=True, help="Skip the fsync test, which writes a file.")
 @pass_session
 def doctor_verb(session: Session, no_fsync: bool) -> None:
-    """Look at the file system, the free space, fsync, limits, versions and the store.
+    """Check the file system, free space, fsync, limits, versions and the store.
 
-    Every line is ok, warn or bad; nothing in the store is changed.
+    The status of a check is ok, warn or bad.  Nothing in the store is changed.
     """
     path = Path(session.path)
     place = path
     while not place.is_dir() and place != place.parent:
-        place = place.parent  # a store that is yet to be made
+        place = place.parent  # the store does not exist yet: check its nearest parent
     rows = [
         *_file_system(place),
         *([] if no_fsync else _fsync_speed(place)),
@@ -61,7 +61,7 @@ def doctor_verb(session: Session, no_fsync: bool) -> None:
 
 
 def _mount_of(path: Path) -> tuple[str, str]:
-    """Mount point and type of the file system that a directory is on."""
+    """Return the mount point and the type of a directory's file system."""
     device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     found = ("?", "unknown")
@@ -95,7 +95,7 @@ def _file_system(place: Path) -> Iterator[dict[str, str]]:
         "free space",
         "ok" if enough else "warn",
         f"{size_text(free)} of {size_text(total)}",
-        "" if enough else "`logstore du` and `logstore retain` tell what could go",
+        "" if enough else "`logstore du` and `logstore retain` show what can be deleted",
     )
     if space.f_files:
         left = space.f_favail
@@ -125,10 +125,10 @@ def _fsync_speed(place: Path) -> Iterator[dict[str, str]]:
         "fsync",
         "warn" if slow else "ok",
         f"16 KiB in {middle:.2f} ms (slowest of {SYNCS}: {spans[-1]:.2f} ms)",
-        "every append waits so long: batch with extend() or a writer" if slow else "",
+        "every append waits this long: batch with extend() or a writer" if slow else "",
     )
     if middle < 0.01:
-        yield _row("fsync", "warn", "faster than any disk", "does it reach one at all?")
+        yield _row("fsync", "warn", "faster than any disk", "fsync may not reach a disk")
 
 
 def _limits() -> Iterator[dict[str, str]]:
@@ -148,7 +148,7 @@ def _limits() -> Iterator[dict[str, str]]:
 def _clock() -> Iterator[dict[str, str]]:
     now = time.time()
     sane = now > 1_577_836_800
-    advice = "" if sane else "retention by age goes by this clock: set it"
+    advice = "" if sane else "retention by age uses this clock: set it"
     yield _row("clock", "ok" if sane else "bad", time_text(round(now * 1000)), advice)
 
 
@@ -172,7 +172,7 @@ def _versions() -> Iterator[dict[str, str]]:
 
 def _store(session: Session, path: Path) -> Iterator[dict[str, str]]:
     if not path.exists():
-        yield _row("store", "ok", f"{path} is not there yet")
+        yield _row("store", "ok", f"{path} does not exist yet")
         return
     try:
         with session.reading() as store:

@@ -1,4 +1,4 @@
-"""`logstore du`: where the bytes are, and which of them could go."""
+"""`logstore du`: disk usage, and how much of it can be deleted."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ _LEFT_OVER = re.compile(r".*\.(deleted|cleaned|swap|tmp)\Z")
     type=click.Choice(["topic", "partition", "segment"]),
     default="topic",
     show_default=True,
-    help="What a row stands for.",
+    help="One row for each of these.",
 )
-@click.option("--ratio", is_flag=True, help="How well batches are compressed: reads them all.")
+@click.option("--ratio", is_flag=True, help="Also show the compression ratio; reads all batches.")
 @pass_session  # fmt: skip
 def du_verb(session: Session, topics: tuple[str, ...], by: str, ratio: bool) -> None:
-    """Where the bytes are: records, indexes, the rest; and what could go.
+    """Show the disk usage of records, indexes and other files.
 
-    reclaimable: what retention would delete now, and what an interrupted act left behind.
+    reclaimable: the bytes that retention would delete now, and the leftover files of operations
+    that were interrupted.
     """
     with session.reading() as store:
         rows: list[dict[str, Any]] = []
@@ -100,13 +101,13 @@ def _with_ratio(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the regular files of a directory; links are not followed."""
+    """Yield names and sizes of the regular files of a directory.  Links are not followed."""
     with os.scandir(path) as entries:
         for entry in entries:
             try:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # deleted since the listing
             if stat.S_ISREG(found.st_mode):
                 yield entry.name, found.st_size
 
@@ -146,7 +147,7 @@ def _partition(log: Partition, *, ratio: bool) -> dict[str, Any]:
             row["uncompressed_bytes"] = _uncompressed(segment)
             _with_ratio(row)
         segments.append(row)
-    other += sum(indexes.values())  # of snapshots between segments
+    other += sum(indexes.values())  # indexes and snapshots that belong to no segment
     total: dict[str, Any] = {
         "partition": log.number,
         "segments": len(segments),
@@ -164,7 +165,7 @@ def _partition(log: Partition, *, ratio: bool) -> dict[str, Any]:
 
 
 def _uncompressed(segment: Segment) -> int:
-    """Bytes its batches would take without compression."""
+    """Return the size that the segment's batches would have without compression."""
     from logstore.format.batch import HEADER_BYTES, BatchHeader
     from logstore.format.codecs import decompress
 

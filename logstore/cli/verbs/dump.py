@@ -1,8 +1,8 @@
-"""`logstore dump`: what is in a file of a log directory, ours or a broker's, as JSON.
+"""`logstore dump`: print the contents of files in a log directory, ours or a broker's, as JSON.
 
-Each file is read by itself, by its name's kind, and nothing is believed: what does not fit is told
-as damage, with its position, and the next file follows.  Nothing is opened for writing and no link
-is followed.
+Each file is decoded on its own; its name determines its kind.  No field is trusted: bytes that do
+not decode are printed as a row of kind "damage" with their position, and the dump continues with
+the next file.  No file is opened for writing and no link is followed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from logstore.cli.session import Integer, Session, pass_session, verb
 
 __all__ = ["dump_verb"]
 
-SMALL_MAX = 64 << 20  # a checkpoint or a snapshot of more than this is none
+SMALL_MAX = 64 << 20  # a larger file is not a checkpoint or a snapshot
 Rows = Iterator[dict[str, Any]]
 
 
 @verb("dump")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
-@click.option("-r", "--records", is_flag=True, help="Also the records of every batch.")
-@click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N lines a file.")
+@click.option("-r", "--records", is_flag=True, help="Also print the records of every batch.")
+@click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N rows per file.")
 @click.option("--kind", "wanted", type=click.Choice(["batches", "damage", "all"]), default="all")
 @pass_session
 def dump_verb(
     session: Session, paths: tuple[str, ...], records: bool, most: int | None, wanted: str
 ) -> int:
-    """Print what is in FILEs of a log directory, or in all files of a directory.
+    """Print the contents of FILEs, or of all files in a directory.
 
-    Batches and records of .log files, the three indexes, producer snapshots, checkpoints, metadata,
-    markers and our own side files.  Exit code 4 when something is damaged.
+    Decodes .log files, the three indexes, producer snapshots, checkpoints, metadata, markers and
+    our own side files.  The exit code is 4 if a file is damaged.
     """
     output = session.output
     damaged = False
@@ -75,7 +75,7 @@ def _short(value: Any) -> str:
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[Path]:
-    """The files that are named, and those in directories that are named, two levels deep."""
+    """Yield the given files, and the files of given directories two levels deep."""
     for given in paths:
         path = Path(given)
         if not os.path.lexists(path):
@@ -102,7 +102,7 @@ def _damage(reason: str, position: int = 0) -> dict[str, Any]:
 
 
 def _dumped(path: Path, *, records: bool) -> Rows:
-    """The rows of one file."""
+    """Yield the rows of one file."""
     name = path.name
     for suffix in (".deleted", ".cleaned", ".swap"):
         name = name.removesuffix(suffix)
@@ -111,7 +111,8 @@ def _dumped(path: Path, *, records: bool) -> Rows:
             yield from _log(path, records=records)
             return
         if name == "logstore.reserve":
-            yield {"kind": "reserve", "size_bytes": path.stat().st_size}  # blocks, no contents
+            # The file reserves blocks on the disk and has no contents.
+            yield {"kind": "reserve", "size_bytes": path.stat().st_size}
             return
         for pattern, dump in _KINDS:
             if pattern.fullmatch(name):
@@ -127,7 +128,7 @@ def _content(path: Path) -> bytes:
     with os.fdopen(fd, "rb") as file:
         content = file.read(SMALL_MAX + 1)
     if len(content) > SMALL_MAX:
-        raise ValueError(f"more than {SMALL_MAX} bytes: this cannot be what its name says")
+        raise ValueError(f"more than {SMALL_MAX} bytes: too large for a file of this name")
     return content
 
 
@@ -216,7 +217,7 @@ def _batch(header: Any, raw: bytes, position: int, *, records: bool) -> Rows:
             row["coordinator_epoch"] = marker.coordinator_epoch
     yield row
     if crc != header.crc:
-        yield _damage(f"checksum {crc:08x}, but the batch says {header.crc:08x}", position)
+        yield _damage(f"checksum {crc:08x}, but the batch has {header.crc:08x}", position)
         return
     if records:
         payload = memoryview(raw)[HEADER_BYTES:]
@@ -229,7 +230,7 @@ def _batch(header: Any, raw: bytes, position: int, *, records: bool) -> Rows:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A zig-zag number and where it ends."""
+    """Decode a zig-zag varint; return it and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -256,7 +257,7 @@ def _records(header: Any, data: memoryview) -> Rows:
         end = at + size
         if size < 0 or end > len(data):
             raise ValueError(f"record {number} takes {size} bytes; {len(data) - at} are left")
-        at += 1  # attributes: none are defined
+        at += 1  # attributes: Kafka defines none
         time_delta, at = _varint(data, at)
         offset_delta, at = _varint(data, at)
         key, at = _bytes(data, at, end)
@@ -300,15 +301,13 @@ def _offset_index(content: bytes, name: str) -> Rows:
     for at, entry in _entries(content, 8):
         relative, position = struct.unpack(">ii", entry)
         if relative == 0 and position == 0 and at:
-            break  # the room that a broker keeps behind its entries
+            break  # zeros that a broker preallocates after the entries
         yield {"kind": "offset_index", "offset": _base(name) + relative, "position": position}
         if relative < 0 or position < 0 or relative <= last:
             yield _damage(f"the entry ({relative}, {position}) is out of order", at)
         last = relative
     if len(content) % 8:
-        yield _damage(
-            f"{len(content) % 8} bytes behind the last whole entry", len(content) // 8 * 8
-        )
+        yield _damage(f"{len(content) % 8} bytes after the last whole entry", len(content) // 8 * 8)
 
 
 def _time_index(content: bytes, name: str) -> Rows:
@@ -323,7 +322,7 @@ def _time_index(content: bytes, name: str) -> Rows:
         last = timestamp
     if len(content) % 12:
         yield _damage(
-            f"{len(content) % 12} bytes behind the last whole entry", len(content) // 12 * 12
+            f"{len(content) % 12} bytes after the last whole entry", len(content) // 12 * 12
         )
 
 
@@ -362,13 +361,13 @@ def _lines(content: bytes) -> list[str]:
 
 
 def _counted(content: bytes, fields: int) -> list[list[str]]:
-    """The rows of Kafka's text form: version, count, rows."""
+    """Return the rows of Kafka's text format: version, count, rows."""
     lines = _lines(content)
     if len(lines) < 2 or lines[0] != "0":
         raise ValueError(f"not a checkpoint of version 0: {lines[:1]}")
     rows = [line.split() for line in lines[2:]]
     if len(rows) != int(lines[1]) or any(len(row) != fields for row in rows):
-        raise ValueError(f"{len(rows)} rows, but it says {lines[1]}; {fields} fields are wanted")
+        raise ValueError(f"{len(rows)} rows, but the count is {lines[1]}; {fields} fields each")
     return rows
 
 
@@ -408,7 +407,7 @@ def _json_file(kind: str) -> Callable[[bytes, str], Rows]:
     def dump(content: bytes, name: str) -> Rows:
         import json
 
-        # A broker's marker of a clean shutdown was an empty file once.
+        # Older brokers write an empty file as the marker of a clean shutdown.
         none = not content and name.startswith(".kafka")
         yield {"kind": kind, "content": None if none else json.loads(content)}
 
@@ -416,7 +415,7 @@ def _json_file(kind: str) -> Callable[[bytes, str], Rows]:
 
 
 def _checked(kind: str) -> Callable[[bytes, str], Rows]:
-    """Ours: a checksum in hex, a space or a new line, the body."""
+    """Dump one of our files: a checksum in hex, a space or a newline, the body."""
 
     def dump(content: bytes, name: str) -> Rows:
         import json
@@ -428,7 +427,7 @@ def _checked(kind: str) -> Callable[[bytes, str], Rows]:
             raise ValueError("it does not start with a checksum")
         body = content[match.end() :]
         crc = crc32c(body)
-        if crc != int(match[1], 16):  # most end in a new line that is not part of the body
+        if crc != int(match[1], 16):  # most end in a newline that the checksum does not cover
             body = body.removesuffix(b"\n")
             crc = crc32c(body)
         try:
@@ -437,7 +436,7 @@ def _checked(kind: str) -> Callable[[bytes, str], Rows]:
             found = field_of(body)
         yield {"kind": kind, "content": found, "sound": crc == int(match[1], 16)}
         if crc != int(match[1], 16):
-            yield _damage(f"checksum {crc:08x}, but it says {match[1].decode()}")
+            yield _damage(f"checksum {crc:08x}, but the file has {match[1].decode()}")
 
     return dump
 
@@ -453,7 +452,7 @@ def _durable(content: bytes, name: str) -> Rows:
 
 
 def _side(content: bytes, name: str) -> Rows:
-    """One of ours that has no kind of its own here: with a checksum, as JSON, or as it is."""
+    """Dump another file of ours: with a checksum, as JSON, or as text."""
     try:
         rows = list(_checked("side_file")(content, name))
     except ValueError:

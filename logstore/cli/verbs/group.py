@@ -1,4 +1,4 @@
-"""`logstore group`: who reads what, how far behind, and moving them."""
+"""`logstore group`: consumer groups, their members, offsets and lag."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["group_verb"]
 
 GROUP_VERBS = {
-    "ls": ("group", "The groups of a store, and how far behind they are."),
-    "show": ("group", "One group: offsets, lag, members, history."),
-    "reset": ("group", "Move a group's offsets, in one of Kafka's eight ways."),
+    "ls": ("group", "List the groups of a store with their lag."),
+    "show": ("group", "Show one group: offsets, lag, members, history."),
+    "reset": ("group", "Move a group's committed offsets, in one of Kafka's eight ways."),
     "rm": ("group", "Delete groups and their committed offsets."),
-    "rm-offsets": ("group", "Forget committed offsets of some topics."),
-    "copy": ("group", "Give a group the committed offsets of another."),
+    "rm-offsets": ("group", "Delete committed offsets of some topics."),
+    "copy": ("group", "Copy the committed offsets of a group to another."),
 }
 
 
@@ -41,7 +41,7 @@ GROUP_VERBS = {
 def group_verb() -> None:
     """List, show, move and delete consumer groups.
 
-    Lag is in records, bytes and seconds: how old the oldest unread record is.
+    Lag is given in records, in bytes, and in seconds (the age of the oldest unread record).
     """
 
 
@@ -57,7 +57,7 @@ def _known(groups: Groups, group: str) -> None:
 
 
 def _offsets(groups: Groups, group: str) -> list[dict[str, Any]]:
-    """A row for every partition that a group has committed, or is reading."""
+    """Return a row for every partition with a committed offset of the group."""
     lags = groups.lag(group)
     members = {
         (tp.topic, tp.partition): member.client_id or member.member_id
@@ -87,7 +87,7 @@ def _offsets(groups: Groups, group: str) -> list[dict[str, Any]]:
 @verb("ls")
 @pass_session
 def ls_verb(session: Session) -> None:
-    """The groups of a store, and how far behind they are."""
+    """List the groups of a store with their lag."""
     from logstore.coordinators.group_admin import Groups
 
     with session.reading() as store:
@@ -124,13 +124,13 @@ def ls_verb(session: Session) -> None:
 
 @verb("show")
 @click.argument("group", shell_complete=group_names)
-@click.option("--members", is_flag=True, help="Its members instead.")
-@click.option("--history", is_flag=True, help="How its state changed, and why, instead.")
+@click.option("--members", is_flag=True, help="Show the members instead.")
+@click.option("--history", is_flag=True, help="Show the changes of its state instead.")
 @pass_session
 def show_verb(session: Session, group: str, members: bool, history: bool) -> None:
-    """One group: committed offsets and lag by partition.
+    """Show one group: committed offsets and lag by partition.
 
-    History is kept by the process that runs the group, not in the store.
+    The history is kept in the process that runs the group, not in the store.
     """
     from logstore.coordinators.group_admin import Groups
 
@@ -150,7 +150,7 @@ def show_verb(session: Session, group: str, members: bool, history: bool) -> Non
         if history:
             steps = [dataclasses.asdict(step) for step in description.history]
             fields = [plain(name) for name in (steps[0] if steps else ())]
-            output.rows(steps, fields, empty="nothing is known of it here")
+            output.rows(steps, fields, empty="no history in this process")
             return
         columns = (
             plain("topic"),
@@ -171,7 +171,7 @@ def show_verb(session: Session, group: str, members: bool, history: bool) -> Non
 
 
 def scope_of(words: Iterable[str]) -> list[str | tuple[str, int]]:
-    """``topic`` and ``topic:0,2`` as what they mean."""
+    """Parse ``topic`` and ``topic:0,2`` into topics and (topic, partition) pairs."""
     scope: list[str | tuple[str, int]] = []
     for word in words:
         topic, colon, numbers = word.partition(":")
@@ -188,16 +188,28 @@ def scope_of(words: Iterable[str]) -> list[str | tuple[str, int]]:
 @verb("reset")
 @click.argument("group", shell_complete=group_names)
 @click.argument("scope", shell_complete=topic_names, nargs=-1, metavar="[TOPIC[:0,1]]...")
-@click.option("--to-earliest", is_flag=True, help="The first record that is there.")
-@click.option("--to-latest", is_flag=True, help="The end.")
-@click.option("--to-current", is_flag=True, help="What is committed, moved into the log.")
-@click.option("--to-offset", type=Integer(0), metavar="N")
-@click.option("--shift-by", type=int, metavar="N", help="Further, or back if negative.")
-@click.option("--to-datetime", type=TIME, metavar="TIME", help="The first record at or after it.")
-@click.option("--by-duration", type=DURATION, metavar="DURATION", help="The same, so long ago.")
-@click.option("--from-file", type=click.Path(exists=True, dir_okay=False), metavar="CSV")
-@click.option("--export", is_flag=True, help="Print topic,partition,offset for --from-file.")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would change.")
+@click.option("--to-earliest", is_flag=True, help="To the start of the log.")
+@click.option("--to-latest", is_flag=True, help="To the end of the log.")
+@click.option("--to-current", is_flag=True, help="To the committed offset, clamped to the log.")
+@click.option("--to-offset", type=Integer(0), metavar="N", help="To this offset.")
+@click.option("--shift-by", type=int, metavar="N", help="Forwards by N, or backwards if negative.")
+@click.option(
+    "--to-datetime", type=TIME, metavar="TIME", help="To the first record at or after TIME."
+)
+@click.option(
+    "--by-duration",
+    type=DURATION,
+    metavar="DURATION",
+    help="To the first record of the last DURATION.",
+)
+@click.option(
+    "--from-file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="CSV",
+    help="To the offsets in this file, as --export prints them.",
+)
+@click.option("--export", is_flag=True, help="Print topic,partition,offset lines for --from-file.")
+@click.option("--yes", is_flag=True, help="Apply the change; without this, only show it.")
 @pass_session
 def reset_verb(
     session: Session,
@@ -214,9 +226,9 @@ def reset_verb(
     export: bool,
     yes: bool,
 ) -> int:
-    """Move a group's offsets: of the topics named, else of all it has committed.
+    """Move a group's committed offsets, for the given topics or for all.
 
-    Only while the group has no members.
+    Refused while the group has members.
     """
     from logstore.coordinators.group_admin import Groups
 
@@ -284,17 +296,19 @@ def _print_resets(
         plain("done"),
     )
     if not rows:
-        raise click.UsageError("no partition is meant: the group has no offsets there; name topics")
+        raise click.UsageError(
+            "nothing to reset: the group has no committed offsets there; name topics"
+        )
     output.rows(rows, columns)
     return exits.OK if done else output.dry_run()
 
 
 @verb("rm")
 @click.argument("names", shell_complete=group_names, nargs=-1, required=True, metavar="GROUP...")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+@click.option("--yes", is_flag=True, help="Delete; without this, only show what would be deleted.")
 @pass_session
 def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> int:
-    """Delete groups and their committed offsets.  Only while they have no members."""
+    """Delete groups and their committed offsets.  Refused while a group has members."""
     from logstore.coordinators.group_admin import Groups
 
     with session.writing() if yes else session.reading() as store:
@@ -315,10 +329,10 @@ def rm_verb(session: Session, names: tuple[str, ...], yes: bool) -> int:
 @click.argument(
     "scope", shell_complete=topic_names, nargs=-1, required=True, metavar="TOPIC[:0,1]..."
 )
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+@click.option("--yes", is_flag=True, help="Delete; without this, only show what would be deleted.")
 @pass_session
 def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: bool) -> int:
-    """Forget committed offsets of some topics.  Only while no member reads them."""
+    """Delete committed offsets of some topics.  Refused while a member reads them."""
     from logstore.coordinators.group_admin import Groups
 
     wanted = scope_of(scope)
@@ -355,10 +369,10 @@ def rm_offsets_verb(session: Session, group: str, scope: tuple[str, ...], yes: b
 @verb("copy")
 @click.argument("source", shell_complete=group_names)
 @click.argument("target")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would change.")
+@click.option("--yes", is_flag=True, help="Apply the change; without this, only show it.")
 @pass_session
 def copy_verb(session: Session, source: str, target: str, yes: bool) -> int:
-    """Give group TARGET the committed offsets of group SOURCE.  Only while it has no members."""
+    """Copy the committed offsets of group SOURCE to TARGET.  Refused while TARGET has members."""
     from logstore.coordinators.group_admin import Groups
 
     with session.writing() if yes else session.reading() as store:

@@ -1,4 +1,4 @@
-"""`logstore offsets`: where partitions begin and end, and where a time lies in them."""
+"""`logstore offsets`: the offsets of partitions, and the offset of a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["offsets_verb"]
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @partition_option
 @click.option(
-    "--at", type=TIME, metavar="TIME", help="Also the first offset at or after this time."
+    "--at", type=TIME, metavar="TIME", help="Also show the first offset at or after this time."
 )
 @pass_session
 def offsets_verb(
     session: Session, topics: tuple[str, ...], partition: tuple[int, ...], at: int | None
 ) -> None:
-    """First, last, durable and stable offsets of every partition.
+    """Show start, end, durable and stable offsets of every partition.
 
-    end: the offset that the next record gets.  durable: all below it survives a power cut.
-    stable: all below it can be read as committed.  max time at: the offset of the record with the
-    latest time.
+    end: the offset of the next record.  durable: records below it survive a power failure.
+    stable: read_committed readers read up to it.  max time at: the offset of the record with the
+    latest timestamp.
     """
     with session.reading() as store:
         rows = []

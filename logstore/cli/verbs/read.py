@@ -1,6 +1,6 @@
-"""`logstore read`: records of a topic, printed as they are read.
+"""`logstore read`: print the records of a topic.
 
-Nothing is collected: memory stays at a few read windows, however large the topic.
+Each record is printed when it is read, so memory does not grow with the size of the topic.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["Selection", "read_verb"]
 
 POLL_SECONDS = 0.05
-COLUMNS_FROM_BYTES = 16 << 20  # counting more than this is worth loading numpy
+COLUMNS_FROM_BYTES = (
+    16 << 20
+)  # counting more bytes than this is faster with numpy, including its import
 
 
 class Selection:
-    """Which records: partitions, a stretch of each, a condition.  Used by `read` and `export`."""
+    """The records to read: partitions, a range of offsets in each, a condition."""
 
     def __init__(
         self,
@@ -64,37 +66,39 @@ class Selection:
         self.isolation = "read_committed" if committed else "read_uncommitted"
         self.on_corrupt = "skip" if skip_corrupt else "raise"
         self.skipped: list[str] = []
-        self.notes: list[str] = []  # what was deleted or truncated: no damage
+        self.notes: list[str] = []  # offsets that retention or a truncation removed
 
     @property
     def logs(self) -> list[Partition]:
-        """The partitions that are meant."""
+        """Return the selected partitions."""
         return partitions_of(self.topic, self.numbers)
 
     def stretch(self, log: Partition) -> tuple[int, int]:
-        """The offsets that are meant in a partition, as it is now."""
+        """Return the selected start and end offset in a partition, for its current range."""
         end = log.end_offset
         stop = end if self.stop is None else min(end, self.stop.of(log))
         return self._kept(log, self.start.of(log)), stop
 
     def _kept(self, log: Partition, offset: int) -> int:
-        """The offset, or the first that was not deleted, with a note."""
+        """Return the offset, or the log start if it is higher, with a note."""
         start = log.start_offset
         if offset < start:
-            text = f"{log.name} starts at offset {start}: offsets {offset} to {start - 1} are gone"
+            text = (
+                f"{log.name} starts at offset {start}: offsets {offset} to {start - 1} are deleted"
+            )
             if text not in self.notes:
                 self.notes.append(text)
         return max(offset, start)
 
     def of(self, log: Partition, start: int, stop: int | None) -> Iterator[Record]:
-        """Records of one partition that meet the condition."""
+        """Yield the records of one partition that match the condition."""
         scan = log.scan(start, stop, isolation=self.isolation, on_corrupt=self.on_corrupt)
         where = self.where
         yield from scan if where is None else filter(where, scan)
         self._note_skipped(scan)
 
     def _note_skipped(self, scan: Scan) -> None:
-        """Each damaged stretch once, however often it was passed over."""
+        """Add the ranges that the scan skipped, each only once."""
         for s in scan.skipped:
             offsets = f"offsets {s.offsets.start} to {s.offsets.stop - 1}"
             text = f"{s.path} at byte {s.position}: {offsets}: {s.reason}"
@@ -102,17 +106,17 @@ class Selection:
                 self.skipped.append(text)
 
     def __iter__(self) -> Iterator[Record]:
-        """All of them, partition by partition."""
+        """Yield the selected records, partition by partition."""
         for log in self.logs:
             yield from self.of(log, *self.stretch(log))
 
     def by_time(self) -> Iterator[Record]:
-        """All of them, merged by their times."""
+        """Yield the selected records, merged by their timestamps."""
         parts = [self.of(log, *self.stretch(log)) for log in self.logs]
         return heapq.merge(*parts, key=_time)
 
     def last(self, count: int, ends: Mapping[int, int] | None = None) -> list[Record]:
-        """The last so many of all partitions together, below `ends` if given, oldest first."""
+        """Return the last `count` records of all partitions, below `ends`, oldest first."""
         found: list[Record] = []
         for log in self.logs:
             start, stop = self.stretch(log)
@@ -125,18 +129,18 @@ class Selection:
                 if len(held) == count or first == start:
                     found += held
                     break
-                span *= 8  # offsets without a record, or without one that is meant
+                span *= 8  # too few matches in this span: read a longer one
         found.sort(key=lambda record: (record.timestamp, record.partition or 0, record.offset))
         return found[-count:] if count else []
 
     def follow(self, timeout: float | None, *, last: int | None = None) -> Iterator[Record | None]:
-        """All of them, or the `last` so many, and those to come; None if nothing is new."""
+        """Yield the selected records, or the `last` ones, then new ones; None if none is new."""
         from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
 
         positions: dict[int, int] = {}
         cuts: dict[int, Cut] = {}
         if last is not None:
-            # Later records are read from these ends, whatever is appended meanwhile.
+            # Fix the ends first: following starts at them, so no record is printed twice or missed.
             cuts = {log.number: log.cut for log in self.logs}
             committed = self.isolation == "read_committed"
             positions = {
@@ -151,7 +155,7 @@ class Selection:
             for log in self.logs:
                 number = log.number
                 if number not in positions:
-                    # A partition that came later is read from its start.
+                    # A partition that was added later is read from its start.
                     cuts[number] = log.cut
                     start = self.start.of(log) if first else log.start_offset
                     positions[number] = self._kept(log, start)
@@ -159,7 +163,7 @@ class Selection:
                 if bound is not None and bound.kind != "end" and number not in stops:
                     stops[number] = bound.of(log)
                 try:
-                    _ = log.end_offset  # a reader looks: a truncation is noticed here
+                    _ = log.end_offset  # refreshes a readonly log; raises if it was truncated
                     cut, lowest = log.cut, cuts[number].lowest_since()
                     if lowest is not None and lowest < positions[number]:
                         raise LogTruncatedError(positions[number], truncated_to=lowest,
@@ -175,7 +179,9 @@ class Selection:
                     positions[number] = max(error.truncated_to, log.start_offset)
                 except OffsetOutOfRangeError as error:
                     gone = log.start_offset - error.offset
-                    self.notes.append(f"{log.name}: {gone} offsets were deleted unread")
+                    self.notes.append(
+                        f"{log.name}: {gone} offsets were deleted before they were read"
+                    )
                     positions[number] = log.start_offset
             first = False
             if stops and all(positions[n] >= stop for n, stop in stops.items()):
@@ -197,7 +203,7 @@ class Selection:
         self._note_skipped(scan)
 
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of selected records."""
         total = 0
         with Progress("counting") as progress:
             for log in self.logs:
@@ -206,7 +212,7 @@ class Selection:
                 if self.where is not None:
                     for record in scan:
                         total += self.where(record)
-                        progress.add()  # what is looked at: that is the work
+                        progress.add()  # counts records read, not only matches
                 elif _size(log) < COLUMNS_FROM_BYTES:
                     numbers = itertools.count()
                     collections.deque(zip(scan, numbers), maxlen=0)  # noqa: B905
@@ -235,39 +241,41 @@ def _size(log: Partition) -> int:
     "start",
     type=BOUND,
     metavar="WHERE",
-    help="Begin here: start, end, an offset, -N (so many before the end), a time.",
+    help="Start here: start, end, an offset, -N (N offsets before the end), a time.",
 )
-@click.option("--to", "stop", type=BOUND, metavar="WHERE", help="End before this.")
-@click.option("--last", type=Integer(0), metavar="N", help="The last N, by their times.")
-@click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N.")
+@click.option("--to", "stop", type=BOUND, metavar="WHERE", help="Stop before this.")
+@click.option("--last", type=Integer(0), metavar="N", help="The last N records by timestamp.")
+@click.option("-n", "--max", "most", type=Integer(0), metavar="N", help="At most N records.")
 @click.option(
     "--follow",
     is_flag=True,
-    help="Print all, then wait for more; with --last N as `tail -n N -f`, with "
-    "--from end only what is new.  Ctrl-C ends it.",
+    help="Print all records, then wait for new ones until Ctrl-C.  With --last N as "
+    "`tail -n N -f`; with --from end only new records.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="With --follow: end when nothing came for so long; exit code 5 if -n was not reached.",
+    help="With --follow: stop if no record arrives for this long; exit code 5 below -n records.",
 )
 @click.option(
     "--where",
     "condition",
     metavar="EXPRESSION",
-    help="""Only those, for example
+    help="""Only records that match, for example
               'key == "x" and header.a =~ /b/ and $.id > 3'.""",
 )
-@click.option("-f", "--format", "layout", metavar="FORMAT", help=r"kcat's: '%t %p %o %k %s\n'.")
-@click.option("--decode", type=click.Choice(DECODERS), default="auto", help="Show values as this.")
 @click.option(
-    "--decode-key", type=click.Choice(DECODERS), default="auto", help="Show keys as this."
+    "-f", "--format", "layout", metavar="FORMAT", help=r"kcat's format: '%t %p %o %k %s\n'."
 )
-@click.option("--count", is_flag=True, help="Print how many there are, and nothing else.")
-@click.option("--by-time", is_flag=True, help="Merge partitions by the records' times.")
-@click.option("--committed", is_flag=True, help="Nothing of open or aborted transactions.")
-@click.option("--skip-corrupt", is_flag=True, help="Pass over damage; tell at the end what it was.")
+@click.option("--decode", type=click.Choice(DECODERS), default="auto", help="Decoder for values.")
+@click.option("--decode-key", type=click.Choice(DECODERS), default="auto", help="Decoder for keys.")
+@click.option("--count", is_flag=True, help="Print only the number of records.")
+@click.option("--by-time", is_flag=True, help="Merge partitions by timestamp.")
+@click.option("--committed", is_flag=True, help="Without records of open or aborted transactions.")
+@click.option(
+    "--skip-corrupt", is_flag=True, help="Skip damaged batches, and list them at the end."
+)
 @pass_session  # fmt: skip
 def read_verb(
     session: Session,
@@ -296,14 +304,14 @@ def read_verb(
     logstore read orders --from -15m --where '$.total > 100'
     logstore read orders -f '%k:%s\\n' | logstore write copy -K:
 
-    JSON lines lose nothing: `logstore write --format jsonl` takes them back.
+    JSON lines are lossless: `logstore write --format jsonl` reads them back.
     """
     if by_time and (last is not None or follow):
-        raise click.UsageError("--by-time goes with neither --last nor --follow")
+        raise click.UsageError("--by-time cannot be used with --last or --follow")
     if timeout is not None and not follow:
-        raise click.UsageError("--timeout goes with --follow")
+        raise click.UsageError("--timeout needs --follow")
     if count and (follow or last is not None or most is not None or layout is not None):
-        raise click.UsageError("--count goes with neither --follow, --last, -n nor -f")
+        raise click.UsageError("--count cannot be used with --follow, --last, -n or -f")
     output = session.output
     printed = _printer(output, layout, decode_key, decode)
     where = None
@@ -326,7 +334,7 @@ def read_verb(
         elif follow:
             reached = printed(_limited(chosen.follow(timeout, last=last), most, output))
             if most is not None and reached < most:
-                output.note(f"only {reached:,} of {most:,} records came in time")
+                output.note(f"only {reached:,} of {most:,} records arrived in time")
                 return exits.TIMEOUT
         else:
             records: Iterable[Record] = chosen
@@ -356,7 +364,7 @@ def _print_count(session: Session, topic: str, count: int) -> None:
 def _limited(
     records: Iterator[Record | None], most: int | None, output: Output
 ) -> Iterator[Record]:
-    """Records of a stream that may pause: whatever was printed is seen meanwhile."""
+    """Yield at most `most` records; flush the output whenever the stream pauses."""
     left = -1 if most is None else most
     while left:
         record = next(records, _END)
@@ -375,7 +383,7 @@ _END = object()
 def _printer(
     output: Output, layout: str | None, key: str, value: str
 ) -> Callable[[Iterable[Record]], int]:
-    """What prints records and tells how many there were."""
+    """Return a function that prints records and returns how many it printed."""
     write = output.stream.write
     if layout is not None:
         bytes_of = formatter(layout, safe=output.terminal)

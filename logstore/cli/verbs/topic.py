@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["topic_verb"]
 
-COPY_BYTES = 4 << 20  # of raw batches in one append
+COPY_BYTES = 4 << 20  # raw batches in one append
 
 TOPIC_VERBS = {
-    "ls": ("topic", "The topics of a store."),
-    "show": ("topic", "One topic: partitions, offsets, sizes, times, settings."),
-    "create": ("topic", "Make a topic, and the store if it is missing."),
+    "ls": ("topic", "List the topics of a store."),
+    "show": ("topic", "Show one topic: partitions, offsets, sizes, times, settings."),
+    "create": ("topic", "Create a topic, and the store if it is missing."),
     "alter": ("topic", "Change settings, or add partitions."),
     "rm": ("topic", "Delete a topic and its records."),
-    "clone": ("topic", "Copy a topic under another name, offsets and all."),
+    "clone": ("topic", "Copy a topic to a new name, with its offsets."),
 }
 
 
@@ -54,7 +54,7 @@ def topic_verb() -> None:
 
 
 def settings_of(pairs: Iterable[str]) -> dict[str, Any]:
-    """``name=value`` pairs as settings; ``name=`` means the default again.
+    """Parse ``name=value`` pairs into settings; ``name=`` resets to the default.
 
     A setting in ms takes a duration (7d), one in bytes takes a size (1MiB).
     """
@@ -77,7 +77,7 @@ def _in_units(name: str, value: str) -> str:
 
 
 def totals(topic: Topic) -> dict[str, Any]:
-    """A topic in one row."""
+    """Return the totals of a topic as one row."""
     partitions = topic.describe().partitions
     firsts = [p.first_timestamp for p in partitions if p.first_timestamp >= 0]
     lasts = [p.last_timestamp for p in partitions if p.last_timestamp >= 0]
@@ -94,14 +94,14 @@ def totals(topic: Topic) -> dict[str, Any]:
 
 
 @verb("ls")
-@click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only names, one per line.")
 @pass_session
 def ls_verb(session: Session, quiet: bool) -> int:
-    """The topics of a store.
+    """List the topics of a store.
 
-    OFFSETS is the end minus the start.  After compaction, aborts or markers there are fewer
-    records: `logstore read TOPIC --count` counts them.  A topic that cannot be read has its error
-    in a column, and the exit code is that of the error.
+    OFFSETS is the end minus the start.  Compaction, aborts and markers leave fewer records than
+    offsets; `logstore read TOPIC --count` counts the records.  If a topic cannot be read, a column
+    shows the error and the exit code is that of the error.
     """
     code = exits.OK
     with session.reading() as store:
@@ -137,7 +137,7 @@ def ls_verb(session: Session, quiet: bool) -> int:
 @click.argument("topic", shell_complete=topic_names)
 @pass_session
 def show_verb(session: Session, topic: str) -> None:
-    """One topic: partitions, offsets, sizes, times, settings."""
+    """Show one topic: partitions, offsets, sizes, times, settings."""
     with session.reading() as store:
         found = store[topic]
         now = time.time_ns() // 1_000_000
@@ -231,19 +231,19 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
     shell_complete=setting_names,
     help="A setting, by Kafka's name: retention.ms=7d, segment.bytes=64MiB.",
 )
-@click.option("--if-not-exists", is_flag=True, help="A topic that is there stays as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @pass_session
 def create_verb(
     session: Session, topic: str, partitions: int, config: tuple[str, ...], if_not_exists: bool
 ) -> None:
-    """Make a topic, and the store if it is missing."""
+    """Create a topic, and the store if it is missing."""
     settings = settings_of(config)
     with session.writing(create=True) as store:
         there = topic in store
         if there and not if_not_exists:
             raise exits.CommandError(
                 exits.BUSY,
-                f"topic {topic!r} exists in {store.path}; --if-not-exists takes it as it is",
+                f"topic {topic!r} exists in {store.path}; --if-not-exists accepts it unchanged",
             )
         made = store.create_topic(topic, partitions, config=settings, exist_ok=True)
         row = {"topic": topic, "partitions": len(made), "created": not there}
@@ -259,16 +259,16 @@ def create_verb(
     multiple=True,
     metavar="NAME=VALUE",
     shell_complete=setting_names,
-    help="A setting; NAME= is its default.",
+    help="A setting; NAME= resets it to the default.",
 )
-@click.option("--add-partitions", type=Integer(1), metavar="N", help="So many more.")
+@click.option("--add-partitions", type=Integer(1), metavar="N", help="Add N partitions.")
 @pass_session
 def alter_verb(
     session: Session, topic: str, config: tuple[str, ...], add_partitions: int | None
 ) -> None:
     """Change settings, or add partitions.
 
-    With more partitions, keys may lead to another one than before.
+    With more partitions, a key may be written to another partition than before.
     """
     settings = settings_of(config)
     if not settings and add_partitions is None:
@@ -286,17 +286,17 @@ def alter_verb(
         words = [f"{name}: {before[name]} -> {after[name]}" for name in changed]
         if add_partitions is not None:
             words.append(f"partitions: {len(found) - add_partitions} -> {len(found)}")
-        session.output.one(row, words=words or ["nothing is different"])
+        session.output.one(row, words=words or ["no setting changed"])
 
 
 @verb("rm")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+@click.option("--yes", is_flag=True, help="Delete; without this, only show what would be deleted.")
 @pass_session
 def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> int:
     """Delete topics and their records.
 
-    Without --yes it only shows what would be deleted, with exit code 7.
+    Without --yes only shows what would be deleted; the exit code is 7.
     """
     store = session.writing() if yes else session.reading()
     with store:
@@ -315,16 +315,17 @@ def rm_verb(session: Session, topics: tuple[str, ...], yes: bool) -> int:
 @click.argument("target")
 @pass_session
 def clone_verb(session: Session, source: str, target: str) -> None:
-    """Copy a topic under another name, offsets and all.
+    """Copy a topic to a new name, with its offsets and settings.
 
-    Batches are copied as they are, byte for byte, with their settings; each partition of the copy
-    is then independent of the original.  Interrupted, it leaves a copy that is too short, which
-    `topic rm` removes.
+    Batches are copied byte for byte.  The copy is independent of the original.  If the command is
+    interrupted the copy is incomplete; delete it with `topic rm`.
     """
     with session.writing() as store:
         original = store[source]
         settings = original.config.changed()
-        numbers = [log.number for log in original]  # a broker's directory may hold only some
+        numbers = [
+            log.number for log in original
+        ]  # a broker's directory may hold only some of the partitions
         copy = store.create_topic(target, max(numbers) + 1, config=settings)
         total = original.describe().size_bytes
         copied = 0

@@ -1,9 +1,9 @@
-"""`logstore export` and `import`: records into a file and back.
+"""`logstore export` and `import`: write records to a file, and append records from one.
 
-JSON lines, Parquet and Arrow keep everything of a record: null and empty, headers in their order,
-times, partition and offset.  CSV is for spreadsheets: an empty cell may have been null.
+JSON lines, Parquet and Arrow are lossless: they keep null apart from empty, the order of headers,
+timestamps, partitions and offsets.  CSV is for spreadsheets: an empty cell may be null or empty.
 
-A file is complete or not there: it is written under another name, synced, then renamed.
+An export is atomic: the file is written under a temporary name, synced, then renamed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LINE_MAX = 512 << 20
 
 
 def _format_of(path: str, given: str | None) -> str:
-    """What was asked for, else what the file's name says."""
+    """Return the given format, else the one of the file name's suffix."""
     if given is not None:
         return given
     suffix = Path(path).suffix.removeprefix(".")
@@ -55,7 +55,7 @@ def _format_of(path: str, given: str | None) -> str:
 
 @contextlib.contextmanager
 def _whole_file(path: str) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is complete and on disk; ``-`` is stdout."""
+    """Yield a file that is synced and renamed to `path` on success; ``-`` is stdout."""
     if path == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -87,13 +87,13 @@ def _whole_file(path: str) -> Iterator[BinaryIO]:
 @verb("export")
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Else by the file's name.")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Default: by the file's suffix.")
 @partition_option
-@click.option("--from", "start", type=BOUND, metavar="WHERE", help="Begin here.")
-@click.option("--to", "stop", type=BOUND, metavar="WHERE", help="End before this.")
-@click.option("--where", "condition", metavar="EXPRESSION", help="Only those.")
-@click.option("--committed", is_flag=True, help="Nothing of open or aborted transactions.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--from", "start", type=BOUND, metavar="WHERE", help="Start here.")
+@click.option("--to", "stop", type=BOUND, metavar="WHERE", help="Stop before this.")
+@click.option("--where", "condition", metavar="EXPRESSION", help="Only records that match.")
+@click.option("--committed", is_flag=True, help="Without records of open or aborted transactions.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @pass_session
 def export_verb(
     session: Session,
@@ -107,9 +107,9 @@ def export_verb(
     committed: bool,
     force: bool,
 ) -> None:
-    """Write the records of TOPIC into FILE.
+    """Write the records of TOPIC to FILE.
 
-    JSON lines, Parquet and Arrow lose nothing; `logstore import` takes them back.
+    JSON lines, Parquet and Arrow are lossless; `logstore import` reads them back.
     """
     form = _format_of(file, kind)
     if file != "-" and os.path.lexists(file) and not force:
@@ -170,7 +170,7 @@ def _schema() -> Any:
 
 
 def _tables(chosen: Selection, progress: Progress) -> Iterator[Any]:
-    """Arrow batches of all records; by columns where no condition asks for records."""
+    """Yield Arrow batches of all records.  Reads columns unless a condition needs records."""
     import pyarrow as pa
 
     schema = _schema()
@@ -252,12 +252,10 @@ _EXPORTS: dict[str, Callable[[Selection, BinaryIO, Progress], int]] = {
 @verb("import")
 @click.argument("topic", shell_complete=topic_names)
 @click.argument("file", type=InputFile())
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Else by the file's name.")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Default: by the file's suffix.")
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
-@click.option(
-    "--keep-partitions", is_flag=True, help="Write to the partitions that the file names."
-)
-@click.option("--create", is_flag=True, help="Make the topic (and the store) if it is missing.")
+@click.option("--keep-partitions", is_flag=True, help="Keep the partition numbers of the file.")
+@click.option("--create", is_flag=True, help="Create the topic and the store if missing.")
 @pass_session
 def import_verb(
     session: Session,
@@ -270,8 +268,8 @@ def import_verb(
 ) -> None:
     """Append the records of FILE to TOPIC.
 
-    They get new offsets; keys, values, headers and times stay.  An error names the record; those
-    before it are in the log.
+    Records get new offsets and keep their keys, values, headers and timestamps.  An error names the
+    record; the records before it are in the log.
     """
     form = _format_of(file, kind)
     if form in ("parquet", "arrow"):
@@ -300,7 +298,7 @@ def _import_jsonl(stream: BinaryIO) -> Iterator[Message]:
 
 
 def _from_cell(text: str) -> Any:
-    """A cell's field; what export wrote as base64 is bytes again."""
+    """Return the JSON value of a cell; decodes the base64 form that export writes."""
     if text.startswith('{"base64":'):
         with contextlib.suppress(ValueError):
             return json.loads(text)

@@ -1,4 +1,4 @@
-"""`logstore txn`: transactions, those that hold readers back, and how to end one."""
+"""`logstore txn`: list transactions, and abort those that hold the last stable offset back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["txn_verb"]
 
 TXN_VERBS = {
-    "ls": ("txn", "Transactional ids and their states; open transactions of logs."),
-    "show": ("txn", "One transactional id."),
+    "ls": ("txn", "List transactional ids and their states; find hanging transactions."),
+    "show": ("txn", "Show one transactional id."),
     "abort": ("txn", "Abort an open transaction."),
 }
 
@@ -72,14 +72,14 @@ def _described(transactions: Transactions, name: str) -> TransactionDescription:
 
 
 @verb("ls")
-@click.option("--open", "open_only", is_flag=True, help="Only those that are not over.")
-@click.option("--hanging", is_flag=True, help="Open ones in the logs that no id accounts for.")
+@click.option("--open", "open_only", is_flag=True, help="Only open transactions.")
+@click.option("--hanging", is_flag=True, help="Open transactions in the logs without an id.")
 @pass_session
 def ls_verb(session: Session, open_only: bool, hanging: bool) -> None:
-    """Transactional ids and their states.
+    """List transactional ids and their states.
 
-    --hanging looks into the logs: a transaction that no transactional id knows any more holds the
-    last stable offset back until it is aborted.
+    --hanging reads the logs for open transactions that belong to no transactional id.  Such a
+    transaction holds the last stable offset back until it is aborted.
     """
     from logstore.coordinators.transaction_coordinator import Transactions
 
@@ -109,7 +109,7 @@ def ls_verb(session: Session, open_only: bool, hanging: bool) -> None:
 @click.argument("name", metavar="ID")
 @pass_session
 def show_verb(session: Session, name: str) -> None:
-    """One transactional id: state, producer, times, partitions."""
+    """Show one transactional id: state, producer, times, partitions."""
     from logstore.coordinators.transaction_coordinator import Transactions
 
     with session.reading() as store:
@@ -118,10 +118,10 @@ def show_verb(session: Session, name: str) -> None:
 
 @verb("abort")
 @click.argument("name", metavar="[ID]", required=False)
-@click.option("--topic", help="With --partition and --producer: one that no id accounts for.")
+@click.option("--topic", help="With --partition and --producer: a hanging transaction.")
 @click.option("--partition", type=Integer(0))
 @click.option("--producer", type=Integer(0), metavar="PRODUCER_ID")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would be aborted.")
+@click.option("--yes", is_flag=True, help="Abort; without this, only show what would be aborted.")
 @pass_session
 def abort_verb(
     session: Session,
@@ -133,7 +133,7 @@ def abort_verb(
 ) -> int:
     """Abort the open transaction of a transactional id, or a hanging one in a log.
 
-    Opening the store for this ends what a killed process left unfinished, too.
+    Opening the store for writing also finishes transactions that a killed process left.
     """
     from logstore.coordinators.transaction_coordinator import Transactions
 

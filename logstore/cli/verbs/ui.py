@@ -1,15 +1,15 @@
-"""`logstore ui`: a page that shows a store, served on loopback to this user's own browser.
+"""`logstore ui`: a read-only web page that shows a store, served on loopback.
 
-One page without anything from elsewhere, and a handful of JSON answers behind it.  Read-only: there
-is no request that changes anything.
+The server has one self-contained page and a few JSON endpoints.  No request changes the store.
 
-Who may ask: the address holds a random key, so that other users of the machine get nothing; the
-Host header must name loopback, so that a page elsewhere whose name is made to point here gets
-nothing either; a browser that says that another site asks is refused.  What the page shows of data
-it shows as text, and its policy runs no script but its own.
+Access control: the address contains a random key, so other users of the machine are refused.  The
+Host header must name loopback, which stops DNS rebinding.  A request that the browser marks as
+cross-site is refused.  The page inserts data as text only, and its content security policy runs
+only its own script.
 
-Every request is bounded: so many records looked at, so many bytes of each; what is cut says so.
-Only a regular expression that explodes is not: Python cannot stop it, and asking takes the key.
+Every request is bounded in time, in records and in bytes of each field; an answer that was cut has
+a flag for it.  One thing is not bounded: a regular expression with catastrophic backtracking, which
+Python cannot interrupt.  Only a client that has the key can send one.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 __all__ = ["UiServer", "ui_verb"]
 
 SHOWN_MAX = 500  # messages in one answer
-LOOKED_AT_SECONDS = 2.0  # of searching in one answer
-FIELD_BYTES = 2048  # of a key or a value in a list
-WHOLE_BYTES = 1 << 20  # of one that is looked at alone
-SEGMENTS_MAX = 2000  # of a partition in one answer
+LOOKED_AT_SECONDS = 2.0  # time to search for one answer
+FIELD_BYTES = 2048  # bytes of a key or a value in a list
+WHOLE_BYTES = 1 << 20  # bytes of a key or a value of a single message
+SEGMENTS_MAX = 2000  # segments of a partition in one answer
 TAILS_MAX = 16
 HEARTBEAT_SECONDS = 10.0
 
@@ -64,16 +64,16 @@ HEARTBEAT_SECONDS = 10.0
     type=Integer(0, 65535),
     default=8181,
     show_default=True,
-    help="0: any that is free.",
+    help="0: any free port.",
 )
 @click.option(
-    "--open/--no-open", "show", default=None, help="Open a browser; else only on a terminal."
+    "--open/--no-open", "show", default=None, help="Open a browser.  Default: only on a terminal."
 )
 @pass_session  # fmt: skip
 def ui_verb(session: Session, port: int, show: bool | None) -> None:
     """Show the store in a browser: topics, segments, messages.  Read-only, on loopback.
 
-    The address holds a key, which keeps other users of this machine out.  Ctrl-C ends it.
+    The address contains a key that keeps other users of this machine out.  Ctrl-C stops the server.
     """
     with session.reading() as store, _server(store, port) as server:
         row = {"url": server.url, "store": str(store.path)}
@@ -97,7 +97,7 @@ def _server(store: Store, port: int) -> UiServer:
 
 
 class UiServer(ThreadingHTTPServer):
-    """The page of one store.  ``with`` closes it; `serve_forever` serves until `shutdown`."""
+    """The HTTP server of a store.  ``with`` closes it; `serve_forever` serves until `shutdown`."""
 
     daemon_threads = True
     block_on_close = False
@@ -115,7 +115,7 @@ class UiServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address, with its key."""
+        """Return the address, with its key."""
         return f"http://127.0.0.1:{self.port}/{self.key}/"
 
     def server_close(self) -> None:
@@ -123,7 +123,7 @@ class UiServer(ThreadingHTTPServer):
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news; anything else is."""
+        """Report an error of a request, unless the client closed the connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -134,7 +134,7 @@ Query = dict[str, str]
 
 
 class _Refused(Exception):
-    """An answer that is no answer: its status and its words."""
+    """A refused request: the HTTP status and the message."""
 
     def __init__(self, status: HTTPStatus, words: str) -> None:
         super().__init__(words)
@@ -251,7 +251,7 @@ def _partition(log: Partition) -> dict[str, Any]:
 
 
 def _messages(store: Store, query: Query) -> dict[str, Any]:
-    """A page of messages from a place on, and where the next page begins in each partition."""
+    """Return a page of messages, and the offset of the next page in each partition."""
     topic = store[_needed(query, "topic")]
     most = _number(query, "limit", 100, SHOWN_MAX)
     where = _where(query)
@@ -263,7 +263,7 @@ def _messages(store: Store, query: Query) -> dict[str, Any]:
     until = time.monotonic() + LOOKED_AT_SECONDS
     ends: dict[int, int] = {}
     logs = chosen.logs
-    share = max(1, most // max(1, len(logs)))  # no partition hides the others
+    share = max(1, most // max(1, len(logs)))  # a large partition must not fill the page
     for log in logs:
         number = log.number
         at = positions.get(number, -1)
@@ -293,7 +293,7 @@ def _messages(store: Store, query: Query) -> dict[str, Any]:
 
 
 def _positions(text: str) -> dict[int, int]:
-    """``0:17,1:4``: where a page begins, by partition."""
+    """Parse ``0:17,1:4``: the start offset of a page, by partition."""
     positions = {}
     for pair in filter(None, text.split(",")):
         number, colon, offset = pair.partition(":")
@@ -304,7 +304,7 @@ def _positions(text: str) -> dict[int, int]:
 
 
 def _last(store: Store, query: Query) -> dict[str, Any]:
-    """The newest messages, for whoever wants to see something at once."""
+    """Return the newest messages: what the page shows first."""
     topic = store[_needed(query, "topic")]
     most = _number(query, "limit", 100, SHOWN_MAX)
     chosen = Selection(topic, partitions=_partitions(query))
@@ -355,10 +355,10 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "logstore"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = 60  # seconds that a connection may be silent before its request
+    timeout = 60  # seconds to wait for a request on an open connection
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Addresses hold the key: nothing is logged."""
+        """Log nothing: addresses contain the key."""
 
     @property
     def ui(self) -> UiServer:
@@ -383,7 +383,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": exits.message_of(error)}, _status_of(error))
 
     def _allowed(self) -> tuple[str, Query]:
-        """The path behind the key, and the query; refused for whoever has no business here."""
+        """Return the path after the key, and the query.  Raises _Refused if a check fails."""
         if self.headers.get("Host", "").lower() not in self.ui.hosts:
             raise _Refused(HTTPStatus.MISDIRECTED_REQUEST, "this address is for 127.0.0.1 only")
         site = self.headers.get("Sec-Fetch-Site", "none")
@@ -422,7 +422,7 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- live ----
 
     def _tail(self, query: Query) -> None:
-        """Messages as they come, as server-sent events, until the browser goes away."""
+        """Send new messages as server-sent events until the browser disconnects."""
         topic = self.ui.store[_needed(query, "topic")]
         chosen = Selection(
             topic, partitions=_partitions(query), start=Bound("end"), where=_where(query)
@@ -435,7 +435,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self.end_headers()
             records = self._following(chosen)
-            first = next(records, None)  # by now the ends are known: what comes from here on is new
+            # After the first `next` the ends are fixed: every record appended later is sent.
+            first = next(records, None)
             self._send("hello", {})
             quiet_from = time.monotonic()
             for record in itertools.chain([first], records):
@@ -443,13 +444,13 @@ class _Handler(BaseHTTPRequestHandler):
                     self._send("message", _message(record))
                     quiet_from = time.monotonic()
                 elif time.monotonic() - quiet_from > HEARTBEAT_SECONDS:
-                    self.wfile.write(b": still here\n\n")  # fails when the browser is gone
+                    self.wfile.write(b": still here\n\n")  # fails if the browser has disconnected
                     quiet_from = time.monotonic()
         finally:
             self.ui.tails.release()
 
     def _following(self, chosen: Selection) -> Iterator[Record | None]:
-        with contextlib.suppress(LogStoreError):  # closed, or the topic was deleted
+        with contextlib.suppress(LogStoreError):  # the store was closed, or the topic deleted
             for record in chosen.follow(None):
                 if self.ui.ending.is_set():
                     return

@@ -1,7 +1,7 @@
-"""`logstore retain`, `compact`, `purge`: what keeps a topic small, each saying what and why.
+"""`logstore retain`, `compact`, `purge`: delete records, and show what is deleted and why.
 
-All three only tell without ``--yes``.  Retention is told beside a running writer; compaction and
-purging read through the store's owner, so that they need its lock even to tell.
+Without ``--yes`` all three only show the plan.  `retain` plans on a readonly store, concurrently
+with a writer.  `compact` and `purge --key` need the store's lock even to plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["compact_verb", "purge_verb", "retain_verb"]
 
 
 def chosen(store: Store, topics: Sequence[str], partitions: Sequence[int]) -> list[Partition]:
-    """The partitions of the topics that were named; of all when none were."""
+    """Return the partitions of the given topics; of all topics if none are given."""
     return [
         log for name in topics or tuple(store) for log in partitions_of(store[name], partitions)
     ]
@@ -57,12 +57,14 @@ def decision_row(decision: RetentionDecision, *, by_settings: bool) -> dict[str,
 @verb("retain")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @partition_option
-@click.option("--max-age", type=DURATION, metavar="DURATION", help="Instead of the topic's own.")
-@click.option("--max-bytes", type=Integer(0), metavar="N", help="Instead of the topic's own.")
-@click.option("--max-records", type=Integer(0), metavar="N", help="Keep at least so many.")
-@click.option("--now", type=TIME, metavar="TIME", help="Judge ages as of then.")
-@click.option("--deleted", is_flag=True, help="Show only what goes.")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+@click.option(
+    "--max-age", type=DURATION, metavar="DURATION", help="Instead of the topic's setting."
+)
+@click.option("--max-bytes", type=Integer(0), metavar="N", help="Instead of the topic's setting.")
+@click.option("--max-records", type=Integer(0), metavar="N", help="Keep at least N records.")
+@click.option("--now", type=TIME, metavar="TIME", help="Compute ages as of this time.")
+@click.option("--deleted", is_flag=True, help="Show only segments to delete.")
+@click.option("--yes", is_flag=True, help="Delete; without this, only show what would be deleted.")
 @pass_session
 def retain_verb(
     session: Session,
@@ -75,9 +77,9 @@ def retain_verb(
     deleted: bool,
     yes: bool,
 ) -> int:
-    """Delete what retention lets go; a decision and its reason for every segment.
+    """Delete segments by retention, with a decision and its reason for every segment.
 
-    Without limits here, each topic's retention.ms and retention.bytes decide.
+    The limits are the topic's retention.ms and retention.bytes unless options give others.
     """
     policy: RetentionPolicy | None = None
     if (max_age, max_bytes, max_records) != (None, None, None):
@@ -98,12 +100,12 @@ def retain_verb(
             number("end_offset", "to"),
             size("size_bytes", "size"),
             plain("decision"),
-            moment("eligible_at_ms", "goes at"),
+            moment("eligible_at_ms", "due at"),
             plain("reason"),
         )
         shown = [{**row, "decision": "delete" if row["delete"] else "keep"} for row in rows]
         output = session.output
-        output.rows(shown if output.kind == "table" else rows, columns, empty="nothing goes")
+        output.rows(shown if output.kind == "table" else rows, columns, empty="nothing to delete")
         going = sum(row["size_bytes"] for row in rows if row["delete"])
         if going and not yes:
             return output.dry_run(
@@ -116,7 +118,7 @@ def retain_verb(
 
 
 def report_row(log: Partition, report: CompactionReport) -> dict[str, Any]:
-    """A report of compaction as one row."""
+    """Return a compaction report as one row."""
     row = {"topic": log.topic, "partition": log.number, **dataclasses.asdict(report)}
     row["explanation"] = str(report)
     return row
@@ -125,15 +127,15 @@ def report_row(log: Partition, report: CompactionReport) -> dict[str, Any]:
 @verb("compact")
 @click.argument("topics", shell_complete=topic_names, nargs=-1, metavar="[TOPIC]...")
 @partition_option
-@click.option("--force", is_flag=True, help="However little is new, and whatever cleanup.policy.")
+@click.option("--force", is_flag=True, help="Ignore cleanup.policy and min.cleanable.dirty.ratio.")
 @click.option(
     "--memory",
     type=Integer(64),
     default=128 << 20,
     metavar="BYTES",
-    help="Room for the map of keys.",
+    help="Memory for the map of keys.",
 )
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what it would do.")
+@click.option("--yes", is_flag=True, help="Compact; without this, only show the plan.")
 @pass_session  # fmt: skip
 def compact_verb(
     session: Session,
@@ -143,10 +145,10 @@ def compact_verb(
     memory: int,
     yes: bool,
 ) -> int:
-    """Keep the newest record of every key, in topics whose cleanup.policy says so.
+    """Keep the newest record of every key, in topics with cleanup.policy=compact.
 
-    The active segment is never touched.  Without --yes it only shows what one pass would do, with
-    exit code 7.
+    The active segment is never compacted.  Without --yes only shows what one pass would do; the
+    exit code is 7.
     """
     from logstore.upkeep.compaction import Compactor
 
@@ -158,7 +160,7 @@ def compact_verb(
                 if topics:
                     output.note(
                         f"{log.name}: cleanup.policy is {log.config.cleanup_policy}; "
-                        f"--force compacts it all the same"
+                        f"--force compacts it anyway"
                     )
                 continue
             ratio = 0.0 if force else None
@@ -189,10 +191,10 @@ def compact_verb(
 @verb("purge")
 @click.argument("topic", shell_complete=topic_names)
 @partition_option
-@click.option("--before", type=BOUND, metavar="WHERE", help="All below this offset or time.")
-@click.option("--key", metavar="KEY", help="All records of this key.")
-@click.option("--key-hex", metavar="HEX", help="The same for a key that is no text.")
-@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+@click.option("--before", type=BOUND, metavar="WHERE", help="Records below this offset or time.")
+@click.option("--key", metavar="KEY", help="Records with this key.")
+@click.option("--key-hex", metavar="HEX", help="Records with this key, in hex.")
+@click.option("--yes", is_flag=True, help="Delete; without this, only show what would be deleted.")
 @pass_session
 def purge_verb(
     session: Session,
@@ -205,7 +207,7 @@ def purge_verb(
 ) -> int:
     """Delete records now: all before an offset or a time, or all of one key.
 
-    By key, segments are rewritten and nothing of it is left in the files of the log.
+    By key, the segments are rewritten and no record of the key is left in the log's files.
     """
     if sum(given is not None for given in (before, key, key_hex)) != 1:
         raise click.UsageError("give one of --before, --key and --key-hex")
@@ -233,7 +235,7 @@ def _purge_before(
         logs = partitions_of(store[topic], partitions)
         ends = {log.number: log.end_offset for log in logs}
         bounds = {log.number: before.of(log) for log in logs}
-        # Delete nothing before the bounds of all partitions are checked.
+        # Check the bounds of all partitions before the first deletion.
         if all(bounds[number] > end for number, end in ends.items()):
             from logstore.errors import OffsetOutOfRangeError
 

@@ -1,8 +1,8 @@
-"""`logstore write`: lines or JSON lines become records.
+"""`logstore write`: append records from lines or JSON lines.
 
-What is there is taken in one go: a line that is typed is on disk before the next one is read, a
-file goes in large batches.  An error in the input names the line; what stood before it is in the
-log.
+Records are flushed when no more input is available: a typed line is on disk before the next one is
+read, and a file is written in large batches.  An error names the line of the input; the records
+before it are in the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Appender", "lines_of", "write_verb"]
 
 READ_BYTES = 1 << 20
-UNTOLD_MAX = 10_000  # records whose offsets are owed with -v before they are told
+UNTOLD_MAX = 10_000  # with -v: flush and print offsets after this many records
 
 
 @verb("write")
@@ -48,33 +48,39 @@ UNTOLD_MAX = 10_000  # records whose offsets are owed with -v before they are to
     type=click.Choice(["lines", "jsonl", "raw"]),
     default="lines",
     show_default=True,
-    help="A record a line; a JSON object a line; a record a file.",
+    help="One record per line, per JSON line, or per file.",
 )
-@click.option("-K", "--key-delimiter", metavar="TEXT", help="Lines are KEY, this, VALUE.")
+@click.option(
+    "-K", "--key-delimiter", metavar="TEXT", help="Split lines into key and value at TEXT."
+)
 @click.option("-k", "--key", metavar="KEY", help="The key of every record.")
 @click.option(
     "-H",
     "--header",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A header of every record; NAME alone is one without a value.",
+    help="A header for every record; NAME alone has a null value.",
 )
-@click.option("-p", "--partition", type=Integer(0), help="Write there, whatever the key.")
-@click.option("-t", "--timestamp", type=TIME, metavar="TIME", help="The time of every record.")
-@click.option("-Z", "--null", "null", is_flag=True, help="An empty value is null: a tombstone.")
+@click.option("-p", "--partition", type=Integer(0), help="Write to this partition, for any key.")
+@click.option("-t", "--timestamp", type=TIME, metavar="TIME", help="The timestamp of every record.")
+@click.option(
+    "-Z", "--null", "null", is_flag=True, help="Write an empty value as null, a tombstone."
+)
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option(
     "--durability",
     type=click.Choice(["fsync", "os"]),
     default="fsync",
     show_default=True,
-    help="On disk, or with the operating system.",
+    help="Wait for the disk, or only for the operating system.",
 )
 @click.option(
-    "--keep-partitions", is_flag=True, help="With jsonl: write to the partition it names."
+    "--keep-partitions", is_flag=True, help="With jsonl: write to the partition in each line."
 )
-@click.option("--create", is_flag=True, help="Make the topic (and the store) if it is missing.")
-@click.option("-v", "--verbose", is_flag=True, help="Print where each record is, once it is there.")
+@click.option("--create", is_flag=True, help="Create the topic and the store if missing.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Print partition and offset of each written record."
+)
 @pass_session  # fmt: skip
 def write_verb(
     session: Session,
@@ -101,16 +107,16 @@ def write_verb(
     logstore read a -o jsonl | logstore write b --format jsonl
     """
     if kind == "jsonl" and (key_delimiter or key is not None or header or null):
-        raise click.UsageError("JSON lines say key, value and headers themselves")
+        raise click.UsageError("with --format jsonl, key, value and headers are in the input")
     if key_delimiter is not None and (key is not None or not key_delimiter):
-        raise click.UsageError("-K needs a text, and goes without -k")
+        raise click.UsageError("-K needs a text and cannot be used with -k")
     if keep_partitions and kind != "jsonl":
-        raise click.UsageError("--keep-partitions goes with --format jsonl")
+        raise click.UsageError("--keep-partitions needs --format jsonl")
     made = _maker(kind, key_delimiter, key, _headers(header), timestamp, null)
     with session.writing(create=create, durability=durability) as store:
         target = target_of(store, topic, create=create)
         if partition is not None:
-            target[partition]  # now, and not after reading
+            target[partition]  # raises for an unknown partition before input is read
         with Appender(session, target, compression=compression, verbose=verbose) as appender:
             for name in files or ("-",):
                 with _opened(name) as stream:
@@ -135,7 +141,7 @@ def write_verb(
 
 
 def _at(error: Exception, name: str, number: int, appender: Appender) -> Exception:
-    """The same error, saying where in the input it was."""
+    """Return the error with a note that names the line of the input."""
     where = "stdin" if name == "-" else name
     error.add_note(f"{where}, line {number}; {appender.records:,} records before it are in the log")
     return error
@@ -154,9 +160,9 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 
 def lines_of(stream: BinaryIO, most: int) -> Iterator[tuple[bytes, int]]:
-    """Lines without their ends, numbered; as soon as they are there.
+    """Yield lines without their line ends, with their numbers, as soon as they are available.
 
-    A line of more than `most` bytes is refused: it may never end.
+    Raises if a line has more than `most` bytes, so that memory is bounded.
     """
     from logstore.errors import InvalidRecordError
 
@@ -181,7 +187,7 @@ def _input(stream: BinaryIO, kind: str, message_bytes: int) -> Iterator[tuple[by
         content = stream.read(message_bytes + 1)
         yield content, 1
         return
-    # JSON and base64 make a record longer than it will be.
+    # A record is longer as JSON and base64 than in the log.
     yield from lines_of(stream, message_bytes * (8 if kind == "jsonl" else 1) + 65536)
 
 
@@ -203,7 +209,7 @@ def _maker(
     timestamp: int | None,
     null: bool,
 ) -> Callable[[bytes], Message | None]:
-    """What turns a line into a record; None for a line that is none."""
+    """Return a function that turns a line into a record, or None for a line to skip."""
     from logstore.errors import InvalidRecordError
     from logstore.record import Record
 
@@ -239,7 +245,7 @@ def _maker(
 
 
 def unescaped(text: str) -> bytes:
-    r"""A delimiter as it is typed: ``\t``, ``\n``, ``\\`` and ``\xNN`` mean what they say."""
+    r"""Return the bytes of a delimiter; ``\t``, ``\n``, ``\\`` and ``\xNN`` are escapes."""
     named = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
 
     def meant(match: re.Match[str]) -> str:
@@ -254,7 +260,7 @@ def unescaped(text: str) -> bytes:
 
 
 def target_of(store: Store, topic: str, *, create: bool) -> Topic:
-    """The topic to append to; `create` makes it if it is missing."""
+    """Return the topic to append to; `create` creates it if it is missing."""
     if create:
         return store.create_topic(topic, exist_ok=True)
     try:
@@ -267,7 +273,7 @@ def target_of(store: Store, topic: str, *, create: bool) -> Topic:
 
 
 class Appender:
-    """Buffered appends to the partitions of one topic; tells offsets once they are true."""
+    """Buffered appends to the partitions of one topic; prints offsets after the flush."""
 
     def __init__(
         self, session: Session, topic: Topic, *, compression: str | None, verbose: bool
@@ -279,12 +285,12 @@ class Appender:
         self._verbose = verbose
         self._partitions = len(topic)
         self._writers: dict[int, Writer] = {}
-        self._ends: dict[int, int] = {}  # where the next record of a partition will be
-        self._untold: list[int] = []  # partitions of records whose offsets are owed
+        self._ends: dict[int, int] = {}  # the offset of the next record, by partition
+        self._untold: list[int] = []  # partitions of records that are not printed yet
         self._progress = Progress("writing")
 
     def append(self, record: Any, partition: int | None) -> None:
-        """To the partition that is named, else to that of its key."""
+        """Append to the given partition, else to the partition of the key."""
         number = partition
         if number is None:
             number = self._topic.partitioner(record.key, record.value, self._partitions)
@@ -305,17 +311,17 @@ class Appender:
                 self.flush()
 
     def more_waits(self, stream: BinaryIO) -> bool:
-        """Whether more input is there already: then flushing can wait."""
+        """Return whether more input is available now, so that the flush can wait."""
         peek = getattr(stream, "peek", None)
         if peek is None:
-            return True  # in memory: it ends soon
+            return True  # a stream in memory has no descriptor to poll
         try:
             return bool(select.select([stream], [], [], 0)[0])
         except (OSError, ValueError):
             return True
 
     def flush(self) -> None:
-        """Everything so far is in the log, as durable as asked for; then its offsets are told."""
+        """Flush all records with the chosen durability, then print their offsets."""
         for writer in self._writers.values():
             writer.flush()
         self._tell()

@@ -1,20 +1,20 @@
-"""The public test kit: an oracle, a model and a checker for logs, and strategies to feed them.
+"""The public test kit: models, checkers and fault injection for logs, and test data strategies.
 
 ``reference``    encodes and decodes Kafka's record batches in plain Python
-``compaction``   what one pass of compaction leaves, in plain Python
-``model``        ``LogModel``: what a partition means, as a list
-``transactions`` ``TransactionModel``: the same for producers and transactions
-``invariants``   ``check_invariants(partition)``: everything that must hold of a quiet partition
-``crash``        ``explore``: every state a crash may leave, recovered from and judged
-``io``           ``record_io`` and ``inject_io``: the calls to the disk, written down or spoiled
-``interrupts``   ``explore_interrupts``: Ctrl-C at every place of an operation, then a check
-``history``      what clients were told: a recorder, and a checker with the anomalies of Jepsen's
+``compaction``   a reference for one pass of compaction, in plain Python
+``model``        ``LogModel``: a partition as a plain list of records
+``transactions`` ``TransactionModel``: the same with producers and transactions
+``invariants``   ``check_invariants(partition)``: checks a partition that has no writer
+``crash``        ``explore``: recovers from every disk state that a crash may leave
+``io``           ``record_io`` and ``inject_io``: record file system calls, or inject faults
+``interrupts``   ``explore_interrupts``: raises Ctrl-C at every place of an operation
+``history``      a recorder of client operations, and a checker for the anomalies of Jepsen's
                  Kafka tests; ``operations`` is the format
 ``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder; needs pytest
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
 
 Import from here: ``from logstore.testing import Recorder, check, explore, StoreUnderTest``.
-``Operation`` is a call to the disk; that of a history is ``logstore.testing.history.Operation``.
+``Operation`` is a file system call; a client's is ``logstore.testing.history.Operation``.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ __all__ = [
 ]
 
 
-# Only these need pytest and hypothesis.
+# These need pytest or hypothesis, so they are imported when they are first used.
 _LAZY: Final = {
     "fixtures": (
         "StoreUnderTest",

@@ -1,7 +1,7 @@
-"""The reference compaction: what one pass leaves of a log, in plain Python, slow and by the book.
+"""The reference compaction: one pass over the batches of a log, in plain and slow Python.
 
-It knows batches, not files: hand it what ``read_log`` decoded, and compare what the engine wrote.
-Written from Kafka's rules, and sharing no line with the engine.
+Its input is the batches that ``read_log`` decodes; its output is compared with the batches that the
+engine writes.  It follows Kafka's rules and shares no code with the engine.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["CompactionRules", "reference_compaction"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRules:
-    """What a pass is told."""
+    """The parameters of a pass."""
 
-    first_dirty: int  # keys are read from here on
-    end: int  # up to here; nothing at or above is touched
+    first_dirty: int  # the map of keys is built from this offset on
+    end: int  # exclusive: batches at or above it stay unchanged
     now_ms: int
     delete_retention_ms: int
-    bases: Sequence[int]  # of the segments: the one a full map stops in is still rewritten whole
-    key_limit: int | None = None  # keys that the map holds; None: all
+    bases: Sequence[int]  # of the segments; a full map stops the pass after its segment
+    key_limit: int | None = None  # keys that fit into the map; None: no limit
     # (producer id, first offset, offset of the marker) of every aborted transaction
     aborted: Sequence[tuple[int, int, int]] = ()
     # producer id -> (epoch, last offset of its data or -1)
@@ -33,7 +33,7 @@ class CompactionRules:
 def reference_compaction(
     batches: Iterable[ReferenceBatch], rules: CompactionRules
 ) -> tuple[list[ReferenceBatch], int]:
-    """The batches that are left, and the offset up to which they are compacted.
+    """Return the remaining batches, and the offset up to which they are compacted.
 
     ``size`` and ``position`` of a rewritten batch are those of the old one.
     """
@@ -57,7 +57,7 @@ def reference_compaction(
 def _newest_offsets(
     batches: Sequence[ReferenceBatch], rules: CompactionRules
 ) -> tuple[dict[bytes, int], int | None]:
-    """Key -> offset, and the last offset looked at when the map was full."""
+    """Return key -> newest offset, and the last offset read before the map was full."""
     newest: dict[bytes, int] = {}
     latest = rules.first_dirty - 1
     for batch in batches:
@@ -91,7 +91,7 @@ def _is_useless(
     rules: CompactionRules,
     open_committed: set[int],
 ) -> bool:
-    """Whether a marker has nothing left to mark."""
+    """Return whether no record of the marker's transaction is left."""
     if not batch.records:
         return True
     key = batch.records[0].key or b""

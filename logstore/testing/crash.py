@@ -1,20 +1,21 @@
-"""The crash explorer: every state in which a crash could have left the disk, tried out.
+"""The crash explorer: recover from every disk state that a crash could leave.
 
-It takes a recording (`logstore.testing.record_io`) and plays it on a disk of its own making, which
-knows for every file what is durable and what is only in the page cache, and the same for the names
-in every directory.  After each call it enumerates what a crash at this moment may leave:
+The explorer replays a recording (`logstore.testing.record_io`) on a model of a disk.  The model
+knows for every file which bytes are durable and which are only in the page cache, and the same for
+the names in every directory.  After each call the explorer enumerates the states that a crash at
+this moment may leave:
 
-- a kill: everything that was done, and any part of the write that was under way;
-- a power cut: of what is not durable everything, nothing, each change alone missing and alone
-  there, all subsets (or some, where there are many), the last write torn, its rest old, zeros or
-  garbage, and a file grown without its data.
+- after a kill: all finished calls, and any prefix of the write in progress;
+- after a power cut: of the changes that are not durable all, none, each one missing, each one
+  alone, all subsets (or a sample of them); the last write torn, with old bytes, zeros or garbage
+  after the tear; a file that has grown without its data.
 
-Names obey one of two models.  *ordered* is a journal: directory changes last in the order in which
-they were made, and to sync a file is to make its name durable.  *unordered* promises nothing but
-what was asked for: of the changes in directories that were not synced, any may be missing.
+Names follow one of two models.  *ordered* is a journal: directory changes become durable in the
+order in which they were made, and an fsync of a file makes its name durable.  *unordered* is
+POSIX's minimum: any change in a directory that was not synced may be missing.
 
-Each distinct state is written into a directory, the code under test recovers from it, and its
-result is judged.  What was promised by then, the test has put into the recording as marks.
+Each distinct state is written to a directory, the code under test recovers from it, and the test
+judges the result.  The test records its guarantees so far as marks between the calls.
 
 >>> import tempfile, logstore
 >>> from logstore.testing import explore, record_io
@@ -70,11 +71,11 @@ Judge = Callable[[Any, Crash], None]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CrashViolation:
-    """A crash after which a promise was broken."""
+    """A crash state from which recovery broke a guarantee."""
 
     crash: Crash
     error: str
-    """The exception, with the last calls that led to it."""
+    """The exception with its traceback."""
 
     def __str__(self) -> str:
         return f"{self.crash}\n{self.error}"
@@ -84,23 +85,23 @@ class CrashViolation:
 
 @dataclass(slots=True, repr=False)
 class Exploration:
-    """What came of it.  Its repr is its str: a test that fails shows the violations."""
+    """The result of an exploration.  repr is str, so a failing assert prints the violations."""
 
     steps: int = 0
     """Calls of the recording after which a crash was tried."""
     tried: int = 0
-    """States that were judged; one that is judged against other promises counts again."""
+    """States that were judged.  A state that is judged again with other marks counts again."""
     digests: set[bytes] = field(default_factory=set)
     """Of the distinct states."""
     violations: list[CrashViolation] = field(default_factory=list)
 
     @property
     def distinct(self) -> int:
-        """How many different states of the disk were recovered from."""
+        """Return the number of distinct disk states."""
         return len(self.digests)
 
     def add(self, other: Exploration) -> None:
-        """Take another's figures into this one."""
+        """Add the figures of another exploration."""
         self.steps += other.steps
         self.tried += other.tried
         self.digests |= other.digests
@@ -129,14 +130,14 @@ def explore(
     stop_after: int | None = None,
     skip: Container[bytes] = (),
 ) -> Exploration:
-    """Recover from every state that a crash may have left, and judge what came of it.
+    """Recover from every state that a crash may leave, and judge each result.
 
-    `recover(path, crash)` opens what is in the directory and tells what it found; `judge(found,
-    crash)` raises AssertionError when that breaks a promise that ``crash.marks`` tells of.
-    Recovery is run once for a distinct state, judging again whenever there are new marks.  After a
-    power cut logstore is made to believe that the machine has booted.  Any exception of either is a
-    violation; after `violations_max` of them, or `stop_after` distinct states, it ends.  States
-    whose digests are in `skip` were tried before.
+    `recover(path, crash)` opens the directory and returns what it finds.  `judge(found, crash)`
+    raises AssertionError if that breaks a guarantee in ``crash.marks``.  Recovery runs once per
+    distinct state; the result is judged again if there are new marks.  After a power cut logstore
+    reads a new boot id.  Any exception of either function is a violation.  The exploration stops
+    after `violations_max` violations or `stop_after` distinct states.  States whose digests are in
+    `skip` are not tried.
     """
     own = sandbox is None
     box = sandbox or Sandbox()
@@ -162,7 +163,7 @@ def explore(
                         known[digest, power] = recover(box.path, crash)
                 if judge is not None:
                     judge(known[digest, power], crash)
-            except Exception as error:  # noqa: BLE001  whatever it is, it must not be
+            except Exception as error:  # noqa: BLE001  any exception is a violation
                 text = "".join(traceback.format_exception(error, limit=-3))
                 result.violations.append(CrashViolation(crash, text))
                 if len(result.violations) >= violations_max:
@@ -185,10 +186,10 @@ def explore_recovery(
     sandbox: Sandbox | None = None,
     violations_max: int = 3,
 ) -> Exploration:
-    """Crash again, at every call of the recovery from `crash`, and recover from that.
+    """Crash the recovery from `crash` at every call, and recover again.
 
-    Each second recovery must come to what the first, left alone, comes to; and `judge` is asked as
-    it would be after the first crash.
+    Each second recovery must give the same result as a first recovery that is not interrupted, and
+    that result must pass `judge`.
     """
     power = crash.model != "kill"
     own = sandbox is None

@@ -27,23 +27,23 @@ _T = TypeVar("_T")
 
 Model = Literal["kill", "ordered", "unordered"]
 
-_SUBSETS_OF: Final = 10  # so many pending changes are tried in all combinations
+_SUBSETS_OF: Final = 10  # up to this many pending changes, all subsets are tried
 
 _RANDOM_SUBSETS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A state of the disk after a crash, and how it came about."""
+    """A state of the disk after a crash, and the crash that leads to it."""
 
     model: Model
     """``kill``, or the model of names under which a power cut leaves this."""
     step: int
-    """So many operations of the recording were done."""
+    """The number of operations that were done before the crash."""
     last: Operation | None
     """The last of them."""
     marks: tuple[Any, ...]
-    """All marks that came before."""
+    """The marks before the crash."""
     tree: Tree = field(repr=False)
     """The files by their paths; None is a directory."""
     story: str = ""
@@ -51,7 +51,7 @@ class Crash:
 
     @property
     def digest(self) -> bytes:
-        """Eight bytes that stand for the files, whatever led to them."""
+        """Return an eight-byte digest of the files; equal for equal files."""
         total = hashlib.blake2b(digest_size=8)
         for path in sorted(self.tree):
             content = self.tree[path]
@@ -79,12 +79,12 @@ def _content_digest(content: bytes | None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What of the pending changes is there."""
+    """The pending changes that are in a state."""
 
     model: Model
     names: frozenset[int]  # steps
     data: frozenset[int]
-    torn: tuple[int, int, str] | None = None  # step, position in its data, what is behind it
+    torn: tuple[int, int, str] | None = None  # step, position in its data, bytes after it
 
 
 def tree_at_the_end(trace: Trace) -> Tree:
@@ -97,7 +97,7 @@ def tree_at_the_end(trace: Trace) -> Tree:
 
 
 class _Builder:
-    """Makes trees of choices; remembers contents, which come again and again."""
+    """Builds the tree of a choice.  File contents are cached, because many choices share them."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -148,12 +148,12 @@ class _Builder:
 
 
 def _garbage(count: int, seed: int) -> bytes:
-    """Bytes that are neither zeros nor anything that was written; always the same."""
+    """Return pseudo-random bytes, the same for the same `seed`."""
     return random.Random(seed).randbytes(count)
 
 
 def _torn(before: bytes, change: Change, at: int, rest: str) -> bytes:
-    """`before` with a write of which `at` bytes have arrived, and the others not."""
+    """Return `before` with the first `at` bytes of a write applied; `rest` fills the others."""
     data = change.data
     assert data is not None
     end = change.position + len(data)
@@ -164,7 +164,7 @@ def _torn(before: bytes, change: Change, at: int, rest: str) -> bytes:
         piece = data[:at] + bytes(len(data) - at)
     elif rest == "garbage":
         piece = data[:at] + _garbage(len(data) - at, at)
-    else:  # "head missing": a later sector arrived, an earlier one did not
+    else:  # "head missing": a later sector was written, an earlier one was not
         kept = before[change.position : change.position + at]
         piece = kept + bytes(at - len(kept)) + data[at:]
     if change.position > len(content):
@@ -174,7 +174,7 @@ def _torn(before: bytes, change: Change, at: int, rest: str) -> bytes:
 
 
 def _tears(change: Change) -> Iterator[int]:
-    """Where a write is torn: at each byte when it is small, else where sectors begin."""
+    """Yield positions to tear a write: every byte of a small write, else sector boundaries."""
     assert change.data is not None
     size = len(change.data)
     if size <= SECTOR:
@@ -194,17 +194,17 @@ def crash_states(
     seed: int = 0,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Crash]:
-    """Every state that a crash may leave, after each call of a recording in turn.
+    """Yield every state that a crash may leave after each call of a recording.
 
-    `per_step` bounds how many torn writes and subsets are tried after one call and in one model: a
-    sample, always the same for a `seed`.  A `shard` (i, n) takes every n-th call.  States may come
-    again; see `Crash.digest`.
+    `per_step` limits the torn writes and subsets after one call in one model to a sample, which is
+    the same for the same `seed`.  A `shard` (i, n) takes every n-th call.  The same state may be
+    yielded more than once; see `Crash.digest`.
     """
     disk = Disk(trace.initial)
     builder = _Builder(disk)
     marks: list[Any] = []
     operations = trace.operations
-    changed = True  # also the state before the first call counts
+    changed = True  # the state before the first call is tried too
     last: Operation | None = None
     for step in range(len(operations) + 1):
         upcoming = operations[step] if step < len(operations) else None
@@ -228,7 +228,7 @@ def crash_states(
 def _killed_inside(
     disk: Disk, call: Operation, step: int, last: Operation | None, marks: tuple[Any, ...]
 ) -> Iterator[Crash]:
-    """A kill can stop a write half-way: its beginning is in the page cache then."""
+    """Yield the states of a kill during a write: a prefix of it is in the page cache."""
     if call.kind != "pwrite" or not call.performed or not call.data:
         return
     node = disk.files.get(call.fd) or disk.find(call.path)
@@ -264,7 +264,7 @@ def _choices(
     writes = [change for change in changes if change.data]
     newest = max(writes, key=lambda change: change.step, default=None)
     if newest is not None and newest.step != newest.file.pending[-1].step:
-        newest = None  # cut off since
+        newest = None  # a truncation removed it
     for model in models:
         if model == "ordered":
             journal = [change.step for change in disk.journal]
@@ -290,7 +290,8 @@ def _torn_choices(
         (at, rest)
         for at in _tears(change)
         for rest in ("old", "zeros", "garbage", "head missing")
-        if at or rest in ("zeros", "garbage")  # otherwise nothing, or everything, is there
+        # At 0, "old" is a state without the write and "head missing" one with all of it.
+        if at or rest in ("zeros", "garbage")
     ]
     for at, rest in _sample(tears, limit, seed):
         choice = _Choice(model, names, data, (change.step, at, rest))
@@ -362,7 +363,7 @@ def _unordered(
         yield _Choice("unordered", names, data - {step}), f"data of step {step} missing"
         yield _Choice("unordered", none, frozenset({step})), f"data of step {step} alone"
         yield _Choice("unordered", names, frozenset({step})), f"names, data of step {step}"
-    # In this model another sample of tears: together they are more.
+    # A different sample of tears than in the ordered model, so that more are tried in all.
     yield from _torn_choices("unordered", names, data, newest, per_step, ~seed)
     subsets = list(_subsets_with(range(1), names | data, seed))
     for _, chosen in _sample(subsets, per_step, seed):

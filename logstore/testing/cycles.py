@@ -1,6 +1,7 @@
 """Cycles in a directed graph, given as node -> its successors.
 
-The graphs are made of operations and may be as long as a history: nothing here recurses.
+A graph has a node per operation of a history, so the functions are iterative: recursion could
+exceed Python's limit.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def circular(edges: Mapping[Node, Iterable[Node]]) -> list[list[Node]]:
-    """The strongly connected parts with more than one member (Tarjan's)."""
+    """Return the strongly connected components with more than one node (Tarjan)."""
     number: dict[Node, int] = {}
     low: dict[Node, int] = {}
     stack: list[Node] = []
-    place: dict[Node, int] = {}  # in the stack, of what is on it
+    place: dict[Node, int] = {}  # position in the stack of each node on it
     parts: list[list[Node]] = []
     for root in list(edges):
         if root in number:
@@ -54,7 +55,7 @@ def circular(edges: Mapping[Node, Iterable[Node]]) -> list[list[Node]]:
 
 
 def way(edges: Mapping[Node, Iterable[Node]], source: Node, target: Node) -> list[Node]:
-    """A shortest way from one node to another, both included.  There must be one."""
+    """Return a shortest path between two nodes, both included.  A path must exist."""
     came_from: dict[Node, Node] = {}
     ahead = [source]
     for node in ahead:

@@ -1,4 +1,4 @@
-"""A model of a disk: what every recorded call changed, and what an fsync made durable."""
+"""A model of a disk: the changes of every recorded call, and which of them are durable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTOR: Final = 512
 
 
 class File:
-    """Contents that are durable, and what was done to them since."""
+    """The durable contents of a file, and the changes since."""
 
     __slots__ = ("durable", "pending", "version")
 
@@ -28,14 +28,14 @@ class File:
 
 
 class Folder:
-    """Names, in the three stages of the two models."""
+    """The names in a directory: current, and durable in each of the two models."""
 
     __slots__ = ("committed", "durable", "now", "pending")
 
     def __init__(self) -> None:
         self.now: dict[str, Node] = {}
         self.durable: dict[str, Node] = {}  # unordered: as of the last sync
-        self.pending: list[_Renaming] = []  # unordered: since then
+        self.pending: list[_Renaming] = []  # unordered: changes since then
         self.committed: dict[str, Node] = {}  # ordered: as of the last commit of the journal
 
 
@@ -50,13 +50,13 @@ class Change:
     file: File
     position: int
     data: bytes | None
-    size: int  # without data: the size from then on
-    grows: bool = False  # allocate: never shortens
+    size: int  # the new size, if `data` is None
+    grows: bool = False  # allocate: never shortens the file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Renaming:
-    """A name that comes, goes, or both at once."""
+    """A name that is created, removed or renamed."""
 
     step: int
     folder: Folder
@@ -118,7 +118,7 @@ class Disk:
         return node
 
     def play(self, call: Operation, step: int) -> bool:
-        """Do what a call did; whether anything that a crash could leave is different now."""
+        """Apply a call; return whether it changes the possible crash states."""
         self.step = step
         if not call.performed:
             return False
@@ -128,7 +128,7 @@ class Disk:
             if node is None:
                 node = self.find(call.path)
             if node is None:
-                return False  # opened before the recording, and deleted since
+                return False  # opened before the recording and deleted since then
             return self._on_file(node, call)
         if kind == "open":
             return self._open(call)
@@ -184,7 +184,7 @@ class Disk:
         return changed
 
     def _commit(self, steps: list[int]) -> None:
-        """The journal lasts up to the last of these."""
+        """Make the journal durable up to the last of these steps."""
         if not steps:
             return
         last = max(steps)
@@ -200,7 +200,7 @@ class Disk:
         self.journal.append(change)
 
     def folders(self) -> list[Folder]:
-        """Every folder that some state may show."""
+        """Return every folder that can be in a crash state."""
         found: list[Folder] = [self.root]
         for folder in found:
             for node in self._shown(folder):

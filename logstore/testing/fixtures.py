@@ -1,11 +1,11 @@
-"""pytest fixtures for code that uses a log: a store of its own, crashes, a clock, a recorder.
+"""pytest fixtures for code that uses logstore: a store, crashes, a clock, a recorder.
 
-Ask for them in a ``conftest.py``::
+Enable them in a ``conftest.py``::
 
     pytest_plugins = ["logstore.testing.fixtures"]
 
-They are no entry point on purpose: a test run that does not use logstore must not load them, and
-none of their names can hide a fixture of another package.  Importing this module needs pytest.
+They are deliberately not a pytest entry point: a test run that does not use logstore does not load
+them, and their names cannot hide a fixture of another package.  Importing this module needs pytest.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ __all__ = [
 class StoreUnderTest:
     """A store in a directory of its own that can be crashed and opened again.
 
-    ``store`` is the current handle: fetch topics from it again after a crash.  Without a
-    `directory` it is a temporary one, in memory if the machine has such a place, because a crash
-    copies every file; `close` removes it.  A `directory` that is given must be empty and is kept.
-    One thread at a time may use the object.
+    ``store`` is the current handle: get topics from it again after a crash.  The default directory
+    is temporary, in memory if possible because a crash copies every file, and `close` removes it.
+    A given `directory` must be empty and is kept.  Not thread-safe.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class StoreUnderTest:
         clock: ManualClock | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of ``logstore.open``; without a `clock` it is a new one."""
+        """`options` are those of ``logstore.open``.  The default `clock` is a new ManualClock."""
         self.clock = ManualClock() if clock is None else clock
         self.crashes = 0
         self._temporary = directory is None
@@ -68,18 +67,18 @@ class StoreUnderTest:
 
     @property
     def path(self) -> Path:
-        """Where the store is now; moves with every crash."""
+        """Return the store's current directory.  Every crash changes it."""
         return self._directory / f"life-{self.crashes}"
 
     def crash(self) -> Store:
-        """Go on with what ``kill -9`` at this moment would leave; the new handle.
+        """Simulate ``kill -9`` and reopen; return the new handle.
 
-        That is everything the operating system was given, synced or not.  What a buffered writer
-        or a producer still holds is gone.  Threads that write must be stopped first.
+        Everything that was written to the operating system is kept, synced or not.  Records in the
+        buffer of a writer or a producer are lost.  Stop threads that write before this call.
         """
         before, old = self.path, self.store
         self.crashes += 1
-        # The files as they are: nothing of the old handle, not even its closing, can touch them.
+        # Copy the files first: closing the old handle changes only the old directory.
         shutil.copytree(before, self.path, symlinks=True)
         old.close()
         shutil.rmtree(before)
@@ -87,7 +86,7 @@ class StoreUnderTest:
         return self.store
 
     def reopen(self) -> Store:
-        """Close in order and open again; the new handle."""
+        """Close cleanly and reopen; return the new handle."""
         self.store.close()
         self.store = open_store(self.path, clock=self.clock, **self._options)
         return self.store
@@ -109,13 +108,13 @@ class StoreUnderTest:
 
 @pytest.fixture
 def logstore_clock() -> ManualClock:
-    """A clock that stands still until it is told to go on."""
+    """A ManualClock: it moves only when the test advances it."""
     return ManualClock()
 
 
 @pytest.fixture
 def logstore_history() -> Recorder:
-    """A recorder; `logstore.testing.assert_clean` judges its ``history()``."""
+    """A Recorder; check its ``history()`` with `logstore.testing.assert_clean`."""
     return Recorder()
 
 

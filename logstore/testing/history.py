@@ -1,38 +1,38 @@
-"""History: does what the clients of a log were told fit together?
+"""History: check that the results which clients of a log saw are consistent.
 
-`check` takes the operations of producers and consumers and finds what a log must never show, under
-the names that Jepsen's Kafka tests gave to it:
+`check` takes the operations of producers and consumers and finds anomalies, with the names of
+Jepsen's Kafka tests:
 
-``lost-write``             acknowledged, and a reader that came past it did not get it
-``duplicate``              sent once, and at two offsets
+``lost-write``             acknowledged, but a reader that read past its offset did not get it
+``duplicate``              sent once, but at two offsets
 ``inconsistent-offsets``   two values at one offset
-``poll-skip``              from one poll to the next, a consumer left out a value that was there
-``nonmonotonic-poll``      from one poll to the next, it went back
-``int-poll-skip``          the same two, inside of one operation
+``poll-skip``              between two polls, a consumer skipped a value that exists
+``nonmonotonic-poll``      between two polls, a consumer moved back
+``int-poll-skip``          the same two, within one operation
 ``int-nonmonotonic-poll``
 ``nonmonotonic-send``      a later send of a process got a lower offset
-``int-nonmonotonic-send``  the same inside of one operation
-``int-send-skip``          a value of someone else between two of one operation
-``G1a``                    a read of what was aborted, or provably never written
-``precommitted-read``      a committed reader saw a transaction before its commit was asked for
-``unseen``                 acknowledged, and nobody has read it when all had caught up
-``G0``, ``G1c``            operations that come before themselves, by writes; by writes and reads
+``int-nonmonotonic-send``  the same within one operation
+``int-send-skip``          a value of another process between two of one operation
+``G1a``                    a read of a value that was aborted or provably never written
+``precommitted-read``      a read_committed reader saw a transaction before its commit began
+``unseen``                 acknowledged, but never read although all consumers caught up
+``G0``, ``G1c``            a cycle of operations, by writes; by writes and reads
 
 and these of our own:
 
-``exactly-once-copy``      a value of the source that is not just once in the copy
-``commit-regression``      a group's offset went back without being told to
-``two-owners``             two consumers with one partition in one generation
-``torn-transaction``       a part of a transaction is there, a part is not
-``end-regression``         a partition was seen to end earlier than before
+``exactly-once-copy``      a value of the source is not exactly once in the copy
+``commit-regression``      a group's committed offset moved back without a reset
+``two-owners``             two consumers own one partition in one generation
+``torn-transaction``       only a part of a transaction is in the log
+``end-regression``         the end of a partition moved back
 
-Transactions of a log may be interleaved: ``int-send-skip`` and ``G0`` are then normal, and with
-``G1c`` they are looked for only when asked.
+Transactions of a log may be interleaved, so ``int-send-skip`` and ``G0`` are normal then.  They and
+``G1c`` are checked only on request.
 
-The check believes nothing but the history: it needs no log, no files and no time.  It is sound (a
-finding is a contradiction of the rules above), and it finds what the reads of the history show: a
-record that nobody tried to read can be gone without a trace, which is why a test ends with a
-`Snapshot`.  Compaction is not modelled; what retention removed lies below a snapshot's ``start``.
+The check uses only the history: no log, no files, no clock.  It has no false positives: a finding
+is a contradiction of the rules above.  It cannot find the loss of a record that no operation tried
+to read, so a test should end with a `Snapshot`.  Compaction is not modelled.  Records that
+retention removed are below a snapshot's ``start``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ ALL_KINDS = (
     *("exactly-once-copy", "commit-regression", "two-owners"),
     *("torn-transaction", "end-regression"),
 )
-# Writes of transactions may be interleaved, so that these three happen in a sound log.
+# Writes of transactions may be interleaved, so a correct log can show these three.
 DEFAULT_KINDS = tuple(kind for kind in ALL_KINDS if kind not in ("int-send-skip", "G0", "G1c"))
 
 
@@ -105,9 +105,9 @@ def check(
     caught_up: bool = False,
     copies: Iterable[Copy] = (),
 ) -> list[Finding]:
-    """Everything of these kinds that the history shows; empty when it fits together.
+    """Return the findings of these kinds; an empty list if the history is consistent.
 
-    `caught_up` claims that every consumer was given the time to read to the end.
+    Set `caught_up` if every consumer has read to the end.
     """
     unknown = [kind for kind in kinds if kind not in ALL_KINDS]
     if unknown:
@@ -139,4 +139,4 @@ def assert_clean(
         raise HistoryViolation(findings)
 
 
-# ---- what the history says of one partition ----
+# ---- one partition ----

@@ -38,7 +38,7 @@ from logstore.testing.operations import (
 
 
 class Checker:
-    """The history, sorted by partition; each method looks for one kind, or a few that go along."""
+    """The history by partition.  Each method checks one kind of finding, or a few related ones."""
 
     def __init__(self, history: History, caught_up: bool) -> None:
         self.history = history
@@ -92,11 +92,11 @@ class Checker:
     # ---- consumers ----
 
     def _polls(self) -> Iterator[Finding]:
-        """Follow every consumer through its polls; fills the stretches as it goes."""
-        # (consumer, partition) -> (next offset, operation), as far as it is known.
+        """Follow every consumer through its polls; also record the ranges that it covered."""
+        # (consumer, partition) -> (next offset, operation), if known.
         at: dict[tuple[Hashable, Hashable], tuple[int, Operation, bool]] = {}
         owned: dict[Hashable, frozenset[Hashable]] = {}
-        # In the order of completion: that is the order in which a consumer was told.
+        # In the order of completion: that is the order in which a consumer saw the results.
         for operation in sorted(self.history.operations, key=completion):
             for act in operation.acts:
                 if isinstance(act, Poll):
@@ -115,7 +115,7 @@ class Checker:
                         del at[key]
                     place(at, act.consumer, act.positions, operation)
             if operation.outcome != "ok":
-                # Whoever gives up a transaction reads again from where it was.
+                # A consumer that aborts a transaction reads again from its last position.
                 for act in operation.acts:
                     if isinstance(act, Poll):
                         for key in [k for k in at if k[0] == act.consumer]:
@@ -153,7 +153,7 @@ class Checker:
             partition.came_through(expected, read.offset, operation, poll.isolation)
             if read.offset == expected:
                 continue
-            # A committed reader must see all that is certain, another reader all that was read.
+            # A read_committed reader must see all certain records, another all that were ever read.
             offsets = self.certain[name] if poll.isolation == COMMITTED else self.positions[name]
             left_out = offsets[bisect_left(offsets, expected) : bisect_left(offsets, read.offset)]
             if left_out:
@@ -173,7 +173,7 @@ class Checker:
     # ---- producers ----
 
     def sends(self) -> Iterator[Finding]:
-        """The order of offsets, from one operation of a process to the next and inside of one."""
+        """Check that offsets increase, between the operations of a process and within one."""
         last: dict[tuple[Hashable, Hashable], tuple[int, Operation]] = {}
         for operation in self.history.operations:
             if operation.outcome != "ok" and not operation.transactional:
@@ -223,7 +223,7 @@ class Checker:
             others = [next(iter(self.partitions[name].at[o].values())) for o in between[:3]]
             yield Finding(
                 "int-send-skip",
-                f"{listed(between)} of {name!r} lies between two sends of one operation",
+                f"{listed(between)} of {name!r} is between two sends of one operation",
                 (operation, *others),
                 name,
                 tuple(between),
@@ -232,7 +232,7 @@ class Checker:
     # ---- values and offsets ----
 
     def offsets(self) -> Iterator[Finding]:
-        """One value an offset, and one offset a send."""
+        """Check that an offset has one value, and a send one offset."""
         for name, partition in self.partitions.items():
             places: dict[Hashable, list[int]] = {}
             for offset, values in partition.at.items():
@@ -257,7 +257,7 @@ class Checker:
     ) -> Iterator[Finding]:
         writers = partition.writers.get(value)
         if writers is None:
-            return  # from before the history, when it may have been sent at will
+            return  # written before the history began: the number of its sends is unknown
         lasting = [writer for writer in writers if writer.outcome != "fail"]
         committed = [offset for offset in offsets if offset in partition.seen_committed]
         if len(offsets) > len(writers):
@@ -277,7 +277,7 @@ class Checker:
         )
 
     def lost(self) -> Iterator[Finding]:
-        """Acknowledged, and not there; or not seen; or only a part of its transaction."""
+        """Check that acknowledged values exist, are read, and that transactions are complete."""
         torn: dict[Operation, list[Send]] = {}
         for name, partition in self.partitions.items():
             covered = merged(partition.stretches)
@@ -312,7 +312,7 @@ class Checker:
                 elif self.caught_up:
                     yield Finding(
                         "unseen",
-                        f"{send.value!r} was acknowledged{where} of {name!r}, and nobody read it",
+                        f"{send.value!r} was acknowledged{where} of {name!r}, and was never read",
                         (operation,),
                         name,
                         offsets,
@@ -322,14 +322,14 @@ class Checker:
 
     @staticmethod
     def _read_at(partition: PartitionHistory, offset: int) -> Collection[Hashable]:
-        """The values that were read at an offset: what was only acknowledged there is no proof."""
+        """Return the values read at an offset.  An acknowledgement alone does not count."""
         return [value for value in partition.at[offset] if (offset, value) in partition.read]
 
     @staticmethod
     def _should_have_seen(
         partition: PartitionHistory, covered: list[Stretch], operation: Operation, send: Send
     ) -> Operation | None:
-        """The operation of a reader that would have got an acknowledged value."""
+        """Return an operation of a reader that should have got an acknowledged value."""
         if send.offset is not None:
             reader = reader_past(covered, send.offset)
             if reader is not None:
@@ -360,7 +360,7 @@ class Checker:
                     tuple(send.value for send in gone),
                 )
 
-    # ---- what must not be read, or not yet ----
+    # ---- reads of aborted or uncommitted values ----
 
     def forbidden_reads(self) -> Iterator[Finding]:
         for operation in self.history.operations:
@@ -407,8 +407,8 @@ class Checker:
     # ---- groups ----
 
     def commits(self) -> Iterator[Finding]:
-        """A group's offsets as they were committed and read back."""
-        # What is certain when a commit has ended is compared with all that begins later.
+        """Check that a group's committed offsets do not move back without a reset."""
+        # An offset counts from the end of its commit on, for operations that begin later.
         looks: list[tuple[int, bool, Operation, Commit | Committed]] = []
         every: dict[tuple[Hashable, Hashable], list[tuple[Operation, int, bool]]] = {}
         for operation in self.history.operations:
@@ -471,7 +471,7 @@ class Checker:
                         )
 
     def ends(self) -> Iterator[Finding]:
-        """The end of a partition moves one way, as seen by who looks after another has looked."""
+        """Check that the end of a partition does not move back between two sequential reads."""
         looks = []
         for operation in self.history.operations:
             for act in operation.acts:

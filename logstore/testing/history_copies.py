@@ -1,4 +1,4 @@
-"""The check of a copy: each committed value of the source just once in the target."""
+"""The check of a copy: each committed value of the source is exactly once in the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_copy(checker: Checker, copy: Copy) -> Iterator[Finding]:
-    """Each committed value of the source just once in the target."""
+    """Check that each committed value of the source is exactly once in the target."""
     worked_up_to: dict[Hashable, int] = {}
     for operation in checker.history.operations:
         if operation.outcome == "ok":
@@ -42,7 +42,7 @@ def check_copy(checker: Checker, copy: Copy) -> Iterator[Finding]:
                 result = value if copy.transform is None else copy.transform(value)
                 possible[result] += 1
                 if offset not in partition.certain:
-                    continue  # perhaps aborted: its copy may be there or not
+                    continue  # possibly aborted: the copy may or may not have it
                 expected[result] += 1
                 if checker.caught_up or offset < worked_up_to.get(name, 0):
                     due.setdefault(result, (name, offset, operation))
@@ -88,6 +88,6 @@ def _require_known(checker: Checker, name: Hashable) -> None:
         return
     raise ValueError(
         f"{name!r} is part of a copy, its sends are not recorded, and it was read uncommitted "
-        "only, so that aborted records cannot be told from committed ones: record its "
+        "only, so aborted and committed records look the same: record its "
         "snapshot with isolation='read_committed'"
     )

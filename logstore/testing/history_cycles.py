@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def cycles(checker: Checker) -> Iterator[Finding]:
-    """Operations that depend on themselves, by writes behind writes and reads of writes."""
+    """Find operations that depend on themselves, by writes after writes and reads of writes."""
     writes: dict[Operation, dict[Operation, str]] = defaultdict(dict)
     every: dict[Operation, dict[Operation, str]] = defaultdict(dict)
     for name, partition in checker.partitions.items():
@@ -30,7 +30,7 @@ def cycles(checker: Checker) -> Iterator[Finding]:
                 if len(writers) != 1 or writers[0].outcome == "fail":
                     continue
                 if before is not None and before is not writers[0]:
-                    what = f"{name!r} offset {offset} behind the other's"
+                    what = f"{name!r} offset {offset} after the other's"
                     writes[before].setdefault(writers[0], what)
                     every[before].setdefault(writers[0], what)
                 before = writers[0]

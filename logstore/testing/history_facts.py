@@ -1,4 +1,4 @@
-"""PartitionHistory: what a history shows of one partition; and the order of operations."""
+"""PartitionHistory: the facts of a history about one partition; and the order of operations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Stretch = tuple[int, int, Operation]
 @dataclass(slots=True)
 class PartitionHistory:
     sends: list[tuple[Operation, Send]] = field(default_factory=list)
-    # Operations that may have written a value, once a send; and those that certainly did not.
+    # Operations that may have written a value, one entry per send; and those that did not.
     writers: dict[Hashable, list[Operation]] = field(default_factory=dict)
     refused: dict[Hashable, list[Operation]] = field(default_factory=dict)
-    # offset -> value -> who says so: acknowledgements and reads.
+    # offset -> value -> operations that acknowledged or read it.
     at: dict[int, dict[Hashable, Operation]] = field(default_factory=dict)
     read: set[tuple[int, Hashable]] = field(default_factory=set)
     values_seen: set[Hashable] = field(default_factory=set)
-    # offset -> the first committed reader that got something there.
+    # offset -> the first read_committed operation that read a value there.
     seen_committed: dict[int, Operation] = field(default_factory=dict)
-    # Offsets that a committed reader must not pass over.
+    # Offsets that a read_committed reader must not skip.
     certain: set[int] = field(default_factory=set)
-    # (first, last, operation): a reader came from `first` to `last`, where it got something.
+    # (first, last, operation): a reader read from `first` to a value at `last`.
     stretches: list[Stretch] = field(default_factory=list)
     stretches_committed: list[Stretch] = field(default_factory=list)
     snapshots: list[tuple[Operation, Snapshot]] = field(default_factory=list)
@@ -43,10 +43,10 @@ class PartitionHistory:
             values[value] = operation
 
     def is_aborted(self, offset: int, value: Hashable) -> bool:
-        """Whether a record that only uncommitted readers saw is known not to be committed."""
+        """Return whether a record that only uncommitted readers saw is known to be aborted."""
         known = completion(self.at[offset][value])
         if any(s.isolation == COMMITTED and o.invoked > known for o, s in self.snapshots):
-            return True  # that snapshot is of all committed records, and does not have it
+            return True  # the snapshot has all committed records, and not this one
         writers = self.writers.get(value, [])
         return bool(writers) and all(operation.outcome == "fail" for operation in writers)
 
@@ -61,14 +61,14 @@ def completion(operation: Operation) -> int:
 
 
 def commit_asked(writer: Operation) -> int:
-    """The place from which on a transaction may be visible."""
+    """Return the place in the history from which a transaction may be visible."""
     return writer.invoked if writer.prepared is None else writer.prepared
 
 
 def was_reset(
     commits: list[tuple[Operation, int, bool]], since: Operation, until: Operation, offset: int
 ) -> bool:
-    """Whether a reset to `offset` or below may have come between two operations."""
+    """Return whether a reset to `offset` or below may be between two operations."""
     return any(
         reset
         and to <= offset
@@ -79,7 +79,7 @@ def was_reset(
 
 
 def explains(commits: list[tuple[Operation, int, bool]], reader: Operation, offset: int) -> bool:
-    """Whether a commit of `offset` may be the last that the reader could see."""
+    """Return whether a commit of `offset` may be the newest that the reader could see."""
     return any(
         to == offset
         and operation.invoked < completion(reader)
@@ -94,7 +94,7 @@ def explains(commits: list[tuple[Operation, int, bool]], reader: Operation, offs
 
 
 def completion_or_never(operation: Operation) -> int:
-    """What nobody knows the end of may happen at any later time."""
+    """Return the place of completion; beyond all places if it is not ``ok``."""
     return completion(operation) if operation.outcome == "ok" else 1 << 62
 
 
@@ -109,7 +109,7 @@ def place(
 
 
 def merged(stretches: list[Stretch]) -> list[Stretch]:
-    """Stretches that touch become one; sorted, and no two overlap."""
+    """Return the ranges sorted, with touching ones merged."""
     merged: list[Stretch] = []
     for first, last, operation in sorted(stretches, key=lambda stretch: stretch[:2]):
         if merged and first <= merged[-1][1]:
@@ -121,7 +121,7 @@ def merged(stretches: list[Stretch]) -> list[Stretch]:
 
 
 def reader_past(covered: list[Stretch], offset: int) -> Operation | None:
-    """Who came from below an offset to one above it, or got something there."""
+    """Return an operation that read across an offset, or a value at it; else None."""
     slot = bisect_right(covered, offset, key=lambda stretch: stretch[0]) - 1
     return covered[slot][2] if slot >= 0 and covered[slot][1] >= offset else None
 

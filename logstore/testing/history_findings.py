@@ -1,4 +1,4 @@
-"""Findings of the history checker, and the copies that it is told about."""
+"""Findings of the history checker, and the copies that it checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Copy", "Finding", "HistoryViolation"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One contradiction: its kind, the operations that show it, and what they show in words."""
+    """One contradiction: its kind, the operations that show it, and a message."""
 
     kind: str
     message: str

@@ -1,7 +1,7 @@
-"""The interrupt explorer: Ctrl-C at every place of an operation where it can strike.
+"""The interrupt explorer: raise Ctrl-C at every place of an operation where it can happen.
 
 CPython runs a signal handler between two bytecodes, and only at some of them: where a function
-begins or goes on after a yield, after a call, where a loop jumps back, and where ``with`` waits for
+begins or resumes after a yield, after a call, where a loop jumps back, and where ``with`` waits for
 a lock.  The explorer runs an operation once and counts these places in the calling thread.  Then it
 runs the operation again for each place, on a fresh set-up, and raises KeyboardInterrupt there.
 Afterwards the caller's check examines the subject: its invariants, a normal operation, close and
@@ -91,7 +91,7 @@ def _places(code: types.CodeType) -> frozenset[int]:
 def _visit(
     act: Callable[[], T], visit: Callable[[types.FrameType], object], only: Sequence[str]
 ) -> T:
-    """Run `act`; call `visit` at each place of this thread.  What `visit` raises, `act` meets."""
+    """Run `act`; call `visit` at each place of this thread.  `visit` may raise into `act`."""
     wanted = tuple(only)
 
     def trace(frame: types.FrameType, event: str, _: object) -> object:
@@ -134,7 +134,7 @@ def interrupt_at(number: int, act: Callable[[], object], *, only: Sequence[str] 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class InterruptViolation:
-    """A place where an interrupt breaks a promise."""
+    """A place where an interrupt breaks a guarantee."""
 
     place: int
     """The number of the place, for `interrupt_at`."""
@@ -157,9 +157,9 @@ class InterruptExploration:
     """The figures of an exploration, and the violations."""
 
     places: int = 0
-    """Where the operation can be interrupted."""
+    """The number of places where the operation can be interrupted."""
     tried: int = 0
-    """How many of these were."""
+    """The number of places that were tried."""
     swallowed: int = 0
     """Interrupts that did not end the operation; also those of places that it did not reach."""
     violations: list[InterruptViolation] = field(default_factory=list)
@@ -190,14 +190,14 @@ def explore_interrupts(
     and `check(subject, error)` raises if the subject is not usable any more; it also releases the
     subject.  `error` is what `operate` raised, None if it returned.
 
-    `limit`: try so many places, chosen with `seed`: first each line of code once.  None: all.
+    `limit`: try this many places, chosen with `seed`, each line of code once first.  None: all.
     `timeout`: seconds for one try.  `only`: as of `interrupt_at`.  The exploration ends after
     `violations_max` violations, and after a hang: the thread that hangs may hold locks.
     """
     result = InterruptExploration()
     with Sandbox() as box, _quiet():
         explorer = _Explorer(prepare, operate, check, box.path, timeout, only)
-        explorer.count()  # imports what is imported late, and fills caches
+        explorer.count()  # a first run does the late imports and fills caches
         places = explorer.count()
         result.places = len(places)
         for number in _chosen(places, limit, seed):
@@ -261,7 +261,7 @@ class _Explorer(Generic[T]):
             self._bounded(run)
         except _HangError as hang:
             return InterruptViolation(number, where, "hang", str(hang))
-        except BaseException as error:  # noqa: BLE001  whatever it is, it must not be
+        except BaseException as error:  # noqa: BLE001  any exception is a violation
             return InterruptViolation(number, where, kind, _text(error))
         return None
 

@@ -1,10 +1,10 @@
-"""The checker: everything that must hold of a partition that nobody is writing to.
+"""The checker: the invariants of a partition that has no writer at the moment.
 
-It believes only bytes.  The files are decoded by the reference codec, which shares nothing with the
-engine, and every way of reading through the public API must give just those records.  A broken rule
-is an AssertionError that says what and where.
+The files are decoded by the reference codec, which shares no code with the engine.  Every way to
+read through the public API must give exactly these records.  A violation raises AssertionError
+with the rule, the file and the numbers.
 
-It reads the whole log several times over: it is for tests, not for production.
+The whole log is read several times: use it in tests, not in production.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_invariants"]
 
-_SAMPLES: Final = 64  # single look-ups are tried at the edges of batches, and at most this often
+_SAMPLES: Final = 64  # at most this many single reads, at the edges of batches
 _OFFSET_ENTRY: Final = struct.Struct(">ii")
 _TIME_ENTRY: Final = struct.Struct(">qi")
 
@@ -31,7 +31,7 @@ _TIME_ENTRY: Final = struct.Struct(">qi")
 def check_invariants(partition: Partition) -> None:
     """Raise AssertionError unless the files and every way of reading them agree.
 
-    The partition must be open, and quiet: no append, retention or compaction meanwhile.
+    The partition must be open.  No append, retention or compaction may run during the check.
     """
     start, durable, end = partition.start_offset, partition.durable_offset, partition.end_offset
     _require(
@@ -52,7 +52,7 @@ def check_invariants(partition: Partition) -> None:
 
 
 def _require(truth: bool, message: str) -> None:
-    # not an assert statement: the checker must work under -O as well
+    # Not an assert statement: the checker must work under python -O.
     if not truth:
         raise AssertionError(message)
 
@@ -83,7 +83,7 @@ def _check_files(partition: Partition) -> Iterator[ReferenceBatch]:
         size = path.stat().st_size
         _require(
             segment.size_bytes == size,
-            f"{path.name} has {size} bytes, its segment says {segment.size_bytes}",
+            f"{path.name} has {size} bytes, its segment has {segment.size_bytes}",
         )
         _require(
             segment.base_offset <= segment.end_offset <= limit,
@@ -105,9 +105,9 @@ def _check_files(partition: Partition) -> Iterator[ReferenceBatch]:
 
 
 def _check_indexes(path: Path, segment: Segment, batches: Sequence[ReferenceBatch]) -> None:
-    """The indexes as the segment has them and, once it is sealed, as their files have them.
+    """Check the indexes of a segment, and of a sealed segment also its index files.
 
-    While a segment is active its index files may lag behind.
+    The index files of the active segment may have fewer entries than its indexes in memory.
     """
     base = segment.base_offset
     offsets, times = list(segment.offset_index), list(segment.time_index)
@@ -133,7 +133,7 @@ def _entries(path: Path, suffix: str, layout: struct.Struct) -> list[tuple[int, 
 def _check_offset_index(
     name: str, entries: Sequence[tuple[int, int]], batches: Sequence[ReferenceBatch]
 ) -> None:
-    """Who looks up an offset and scans on from the position found must not miss it."""
+    """Check that a scan from the position of an entry cannot miss the entry's offset."""
     at = {batch.position: batch for batch in batches}
     ends = {batch.last_offset for batch in batches}
     previous = -1, -1
@@ -145,7 +145,7 @@ def _check_offset_index(
         previous = offset, position
         _require(position in at, f"{where} points at no batch")
         first = at[position].base_offset
-        _require(first <= offset, f"{where} points behind its offset: that batch has {first}")
+        _require(first <= offset, f"{where} points after its offset: that batch has {first}")
         _require(offset in ends, f"{where} names an offset that ends no batch")
 
 
@@ -156,7 +156,7 @@ def _check_time_index(
     *,
     sealed: bool,
 ) -> None:
-    """Each entry says: up to this batch, which is the first that late, nothing is later."""
+    """Check that an entry's batch is the first with its time, and no batch before is later."""
     by_end = {batch.last_offset: number for number, batch in enumerate(batches)}
     previous = -1, -1
     for number, (timestamp, offset) in enumerate(entries):
@@ -228,8 +228,8 @@ def _check_lookups(
 
 
 def _check_times(partition: Partition, expected: Sequence[ReferenceRecord]) -> None:
-    """offset_for_time gives the first record in offset order that is late enough."""
-    records: list[tuple[int, int]] = []  # (time, offset) where a new latest time is reached
+    """Check that offset_for_time returns the first offset with at least the given time."""
+    records: list[tuple[int, int]] = []  # (time, offset) of each record with a new latest time
     for record in expected:
         if not records or record.timestamp > records[-1][0]:
             records.append((record.timestamp, record.offset))
@@ -238,7 +238,7 @@ def _check_times(partition: Partition, expected: Sequence[ReferenceRecord]) -> N
             continue
         found = partition.offset_for_time(timestamp)
         _require(found == offset, f"offset_for_time({timestamp}) is {found}, not {offset}")
-        # one later: the next new latest time, or the end
+        # one millisecond later: the next new latest time, or the end
         later = next((entry[1] for entry in records if entry[0] > timestamp), partition.end_offset)
         found = partition.offset_for_time(timestamp + 1)
         _require(found == later, f"offset_for_time({timestamp + 1}) is {found}, not {later}")

@@ -1,17 +1,16 @@
-"""The I/O seam under a test's hands: every call logstore makes to the disk, recorded or spoiled.
+"""Record the file system calls of logstore, or inject faults into them.
 
-All file access of logstore goes through one table of functions in its C core.  `record_io` puts a
-recorder in the place of the operating system's: it does the same calls and writes each down, with
-the bytes that were written.  `inject_io` lets chosen calls fail, fall short, take long, kill the
-process, or pretend to have been done.  Nothing is compiled in or patched for it: what is tested is
-what is shipped.
+All file access of logstore uses one table of functions in its C core.  `record_io` replaces the
+table with one that performs each call and records it, with the bytes of writes.  `inject_io` makes
+chosen calls fail, transfer fewer bytes, wait, kill the process, or return success without being
+performed.  This needs no special build and no patching: the tested code is the shipped code.
 
-Only the calls of logstore are recorded.  The tested code may have files of its own: Python's calls
-on them, and SQLite's, do not pass through the table.  `record_io` refuses what it cannot record,
-because a crash state without those files is a state of a disk that never was.
+Only the calls of logstore are recorded.  Calls of Python's ``open`` or of SQLite do not use the
+table.  `record_io` raises if such a call changes a file below its root, because the crash states
+would lack that change.
 
-There is one watch in a process at a time.  It sees the calls of all threads on paths at or below
-its root, also on files that were open before; a child of a fork goes on with a watch of its own.
+A process has at most one watch at a time.  The watch sees the calls of all threads on paths at or
+below its root, also on files that were open before.  The child of a fork has its own watch.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ __all__ = ["inject_io", "record_io"]
 def record_io(root: str | os.PathLike[str], *faults: Fault, data: bool = True) -> Iterator[Trace]:
     """Record every call of logstore on files below `root`, a directory, until the block ends.
 
-    RuntimeError if another part of the program changes a file there: at once from the call that
-    does it, where Python shows it (``open`` for writing, rename, remove, mkdir, a connection of
-    sqlite3), else at the end of the block, with the files that the recording does not explain.
-    Keep such files outside of `root`, and judge them by other means.
+    Raises RuntimeError if other code changes a file there: from the call itself if Python audits it
+    (``open`` for writing, rename, remove, mkdir, a connection of sqlite3), else at the end of the
+    block, with the names of the files that the recording does not explain.  Keep such files outside
+    of `root`.
 
-    Calls of several threads are done one at a time, so that their order is known.  With `data`,
-    what is written is kept, and what was there before (`Trace.initial`).  Faults may be given as
-    well; a call that one has kept from the disk says so (`Operation.performed`).
+    Calls of several threads are performed one at a time, so their order is known.  With `data`, the
+    bytes of writes and the initial files (`Trace.initial`) are kept.  `faults` are injected as by
+    `inject_io`; `Operation.performed` is False for a call that a fault kept from the disk.
 
     >>> import tempfile, logstore
     >>> with tempfile.TemporaryDirectory() as directory, record_io(directory) as trace:
@@ -59,12 +58,12 @@ def record_io(root: str | os.PathLike[str], *faults: Fault, data: bool = True) -
         _require_complete(trace)
 
 
-# ---- what is not recorded ----
+# ---- calls that cannot be recorded ----
 
-# The root of the recording under way.  An audit hook cannot be removed, so it looks here.
+# The root of the current recording.  An audit hook cannot be removed, so it checks this.
 _recorded: list[str] = []
 _hooked: list[bool] = []
-# Events of files that change, with how many paths are in front of their arguments.
+# Audit events of calls that change files, with the number of leading path arguments.
 _CHANGES: Final = {
     **{"open": 1, "sqlite3.connect": 1, "os.remove": 1, "os.mkdir": 1, "os.rmdir": 1},
     **{"os.truncate": 1, "os.rename": 2, "os.link": 2, "os.symlink": 2},
@@ -91,7 +90,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:
         return
     for path in arguments[: _CHANGES[event]]:
         if not isinstance(path, (str, bytes, os.PathLike)):
-            continue  # a descriptor: the end of the recording finds what was written to it
+            continue  # a descriptor: the check at the end of the recording finds its changes
         above, name = os.path.split(os.path.abspath(os.fsdecode(path)))
         full = os.path.join(os.path.realpath(above), name)
         for root in _recorded:
@@ -120,10 +119,10 @@ def _require_complete(trace: Trace) -> None:
 def inject_io(
     *faults: Fault, root: str | os.PathLike[str] = "/", keep_calls: bool = True
 ) -> Iterator[Injected]:
-    """Spoil calls on files below `root` until the block ends.
+    """Inject faults into calls on files below `root` until the block ends.
 
-    Without a fault it only counts, which tells a loop over all calls where to end.  Calls of
-    several threads stay as concurrent as they are.
+    Without faults the calls are only counted, to find the bound of a loop over all calls.  Calls of
+    several threads remain concurrent.
 
     >>> import errno, tempfile, logstore
     >>> with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""I/O calls: one call, a fault to inject into one, and the calls that were seen so far."""
+"""I/O calls: a recorded call, a fault to inject, and the list of recorded calls."""
 
 from __future__ import annotations
 
@@ -43,34 +43,34 @@ _ACTIONS: Final = ("", "error", "late error", "short", "kill", "delay", "pretend
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call to the disk, or a mark that the test has put between two."""
+    """One file system call, or a mark that the test put between two calls."""
 
     kind: str
     """One of `KINDS`, or ``"mark"``."""
     path: str
-    """What it was about, below the root; empty for the root itself and for a mark."""
+    """The path below the root; empty for the root itself and for a mark."""
     target: str | None
-    """The new path, of a rename."""
+    """The new path of a rename."""
     fd: int
-    """The file's descriptor; the directory's, where a name is given (-1: the path stood alone)."""
+    """The file's descriptor; for a call with a name, the directory's (-1: none was given)."""
     flags: int
-    """Of open: as os.O_RDWR, os.O_CREAT, ..."""
+    """The flags of open: os.O_RDWR, os.O_CREAT, ..."""
     position: int
     size: int
-    """Bytes asked for; of truncate: the new size."""
+    """The number of bytes requested; for truncate the new size."""
     result: int
-    """As logstore got it: a count, a descriptor, 0; or a negated errno."""
+    """The result that logstore got: a count, a descriptor, 0, or a negated errno."""
     spoiled: str
-    """What a fault did to it: error, late error, short, delay, pretend; else empty."""
+    """The injected fault: error, late error, short, delay, pretend; else empty."""
     done: int
     """Bytes of a write that reached the file."""
     data: bytes | None
-    """These bytes; None where they were not asked for."""
+    """The bytes that were written; None if they were not recorded."""
     mark: object = None
 
     @property
     def performed(self) -> bool:
-        """Whether the disk has seen it, whatever logstore was told."""
+        """Return whether the call was performed.  Its result may differ, because of a fault."""
         if self.spoiled in ("pretend", "error"):
             return False
         return self.result >= 0 or self.spoiled == "late error"
@@ -96,12 +96,12 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Which calls go wrong, and how.  Made by its class methods; the order of several matters.
+    """The calls to disturb, and how.  Use the class methods; the order of faults matters.
 
-    ``kind`` is a name of `KINDS` or several, None for any.  ``path`` is a pattern as a shell has
-    it, over the whole path below the root: ``*.log`` is also ``orders-0/00000000000000000000.log``.
-    Calls that match both are counted from one: the fault begins at number ``call`` and is over
-    after that, unless it is to last ``forever``.
+    ``kind`` is one or several of `KINDS`, None for any.  ``path`` is a shell pattern for the whole
+    path below the root: ``*.log`` also matches ``orders-0/00000000000000000000.log``.  Calls that
+    match both are counted from 1: the fault applies to call number ``call``, and with ``forever``
+    to all later calls.
     """
 
     kinds: tuple[str, ...]
@@ -122,7 +122,7 @@ class Fault:
         forever: bool = False,
         late: bool = False,
     ) -> Fault:
-        """The call fails with `errno` and is not done; with `late` it is done, and fails as well.
+        """The call fails with `errno` and is not performed; with `late` it is performed and fails.
 
         >>> import errno
         >>> Fault.fail(errno.ENOSPC, "pwrite", "*.log", forever=True).action
@@ -142,7 +142,7 @@ class Fault:
         call: int = 1,
         forever: bool = False,
     ) -> Fault:
-        """A read or write moves at most `count` bytes, and says so."""
+        """A read or write transfers at most `count` bytes and returns that number."""
         fault = cls._make(kind, path, call, forever, "short", count)
         if not set(fault.kinds) <= {"pread", "pwrite"} or count < 0:
             raise ValueError("only pread and pwrite can fall short, to a count of 0 or more")
@@ -157,7 +157,7 @@ class Fault:
         call: int = 1,
         after_bytes: int = 0,
     ) -> Fault:
-        """SIGKILL to this process right before the call; a write gets `after_bytes` down first."""
+        """Kill this process (SIGKILL) before the call, or after `after_bytes` of a write."""
         return cls._make(kind, path, call, True, "kill", after_bytes)
 
     @classmethod
@@ -170,7 +170,7 @@ class Fault:
         call: int = 1,
         forever: bool = False,
     ) -> Fault:
-        """The call is done `seconds` later; other threads go on meanwhile."""
+        """The call is performed `seconds` later.  Other threads continue."""
         return cls._make(kind, path, call, forever, "delay", int(seconds * 1e9))
 
     @classmethod
@@ -182,7 +182,7 @@ class Fault:
         call: int = 1,
         forever: bool = True,
     ) -> Fault:
-        """The call is left out and said to be done: what a missing barrier would be.
+        """The call returns success but is not performed, as if the code did not make it.
 
         A test that still passes with ``pretend("sync")`` does not test that sync.
         """
@@ -215,11 +215,11 @@ class Fault:
 
 
 class _Watch:
-    """What the two context managers give: the calls so far."""
+    """Base of Trace and Injected: the calls so far."""
 
     def __init__(self, root: str, faults: tuple[Fault, ...]) -> None:
         self.root = root
-        """The directory all paths are below, without links."""
+        """The root of all paths, with symbolic links resolved."""
         self.faults = faults
         self._operations: list[Operation] = []
         self._marks: list[object] = []
@@ -270,54 +270,54 @@ class _Watch:
 
     @property
     def count(self) -> int:
-        """How many calls there were so far."""
+        """Return the number of calls so far."""
         self._catch_up()
         return self._count
 
     def mark(self, mark: object) -> None:
-        """Put something between the calls: `mark` comes before any call that is made after this."""
+        """Record a mark between the calls: before every call that starts after this."""
         self._marks.append(mark)
         if self._on:
             _native.watch_mark(len(self._marks) - 1)
 
 
 class Trace(_Watch):
-    """What `record_io` gives: every call in the order in which the disk saw it."""
+    """The recording of `record_io`: every call in the order in which it was performed."""
 
     initial: dict[str, bytes | None]
-    """What was below the root before: contents by path, None for a directory."""
+    """The files below the root before the recording: contents by path, None for a directory."""
 
     @property
     def operations(self) -> list[Operation]:
-        """All calls and marks so far."""
+        """Return all calls and marks so far."""
         self._catch_up()
         return self._operations
 
 
 class Injected(_Watch):
-    """What `inject_io` gives: what was called, and how often a fault had its way."""
+    """The result of `inject_io`: the calls, and how often a fault was injected."""
 
     @property
     def calls(self) -> list[Operation]:
-        """All calls so far, in the order in which they ended; bytes are not kept."""
+        """Return all calls so far, in the order in which they ended, without written bytes."""
         self._catch_up()
         return self._operations
 
     @property
     def fired(self) -> int:
-        """How many calls were spoiled."""
+        """Return the number of calls with an injected fault."""
         self._catch_up()
         return sum(self._fired)
 
     @property
     def matched(self) -> list[int]:
-        """For each fault, how many calls it speaks of: a loop over ``call=`` ends there."""
+        """Return for each fault the number of calls that match it: the bound for ``call=``."""
         self._catch_up()
         return list(self._matched)
 
 
 def tree_of(root: str | os.PathLike[str]) -> dict[str, bytes | None]:
-    """All that is below a directory: the contents of files, None for directories."""
+    """Return the tree below a directory: the contents of files, None for directories."""
     tree: dict[str, bytes | None] = {}
     top = os.fspath(root)
     for above, folders, files in os.walk(top):

@@ -1,7 +1,7 @@
-"""The model of a partition: what its log means, with a plain list and no files.
+"""The model of a partition: a plain list of records, without files.
 
-A test drives a ``Partition`` and a ``LogModel`` with the same calls and compares what can be seen.
-The model says nothing of batches, segments, durability or time: a caller gives every timestamp.
+A test makes the same calls on a ``Partition`` and a ``LogModel`` and compares the results.  The
+model has no batches, segments, durability or clock: the caller gives every timestamp.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["LogModel", "as_reference"]
 
 
 def as_reference(record: RecordLike) -> ReferenceRecord:
-    """The record by value alone, so that records of different classes can be compared."""
+    """Return the record as a ReferenceRecord, to compare records of different classes."""
     offset = getattr(record, "offset", None)
     return ReferenceRecord(
         value=record.value,
@@ -26,7 +26,7 @@ def as_reference(record: RecordLike) -> ReferenceRecord:
 
 
 class LogModel:
-    """Records in offset order in ``[start_offset, end_offset)``; O(n) wherever that is plainer."""
+    """Records in offset order in ``[start_offset, end_offset)``.  Most calls are O(n)."""
 
     def __init__(self, start_offset: int = 0) -> None:
         self.start_offset = start_offset
@@ -61,26 +61,26 @@ class LogModel:
         return range(start, self.end_offset)
 
     def truncate(self, end_offset: int) -> None:
-        """Forget all records at and above ``end_offset``, which becomes the next to be assigned."""
+        """Delete all records at and above ``end_offset``, which becomes the next offset."""
         if end_offset < self.end_offset:
             self.records = [record for record in self.records if record.offset < end_offset]
             self.end_offset = end_offset
             self.start_offset = min(self.start_offset, end_offset)
 
     def trim(self, start_offset: int) -> None:
-        """Forget all records below ``start_offset``."""
+        """Delete all records below ``start_offset``."""
         if start_offset > self.start_offset:
             self.records = [record for record in self.records if record.offset >= start_offset]
             self.start_offset = start_offset
 
     def scan(self, start: int | None = None, stop: int | None = None) -> list[ReferenceRecord]:
-        """The records of the half-open range of offsets."""
+        """Return the records with offsets in ``[start, stop)``."""
         low = self.start_offset if start is None else start
         high = self.end_offset if stop is None else stop
         return [record for record in self.records if low <= record.offset < high]
 
     def __getitem__(self, offset: int) -> ReferenceRecord:
-        """The record at ``offset``, which counts from the end if negative; else IndexError."""
+        """Return the record at ``offset``, from the end if negative.  Raises IndexError."""
         if offset < 0:
             offset += self.end_offset
         if not self.start_offset <= offset < self.end_offset:
@@ -91,11 +91,11 @@ class LogModel:
         raise LookupError(f"no record at offset {offset} of {self!r}")
 
     def tail(self, count: int) -> list[ReferenceRecord]:
-        """The last ``count`` records, or all if there are fewer."""
+        """Return the last ``count`` records, or all if there are fewer."""
         return self.records[max(0, len(self.records) - count) :]
 
     def offset_for_time(self, timestamp: int) -> int:
-        """The first offset whose record is that late or later; ``end_offset`` if there is none."""
+        """Return the first offset with at least this timestamp, else ``end_offset``."""
         for record in self.records:
             if record.timestamp >= timestamp:
                 return record.offset

@@ -1,14 +1,14 @@
-"""Operations: what clients of a log asked for, what they were told, and in which order.
+"""Operations: the requests of the clients of a log, their results, and their order.
 
-An operation begins (``invoke``) and ends in one of three ways: ``ok``, it happened; ``fail``, it
-provably did not; ``info``, nobody knows.  In between, others may begin and end: the places of
-these events in one list are the only clock.  An operation is made of acts, and a transaction is an
-operation with many of them: ``ok`` committed it, ``fail`` aborted it.
+An operation begins with ``invoke`` and ends in one of three ways: ``ok``, it happened; ``fail``, it
+provably did not happen; ``info``, the outcome is unknown.  Operations of different processes may
+overlap.  The positions of the events in one list are the only clock.  An operation consists of
+acts.  A transaction is an operation with many acts: ``ok`` is a commit, ``fail`` an abort.
 
-A process does one operation after the other.  A partition is named by anything hashable, such as
-``("orders", 0)``; values are anything hashable, and a history says most where each is sent once.
+A process runs one operation at a time.  A partition is any hashable name, such as
+``("orders", 0)``.  Values are hashable; the checks find most if each value is sent only once.
 
-Nothing here does I/O or looks at a clock.  A Recorder may be used by many threads.
+No I/O, no clock.  A Recorder may be used by many threads.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ Offsets: TypeAlias = tuple[tuple[Hashable, int], ...]
 
 
 class MalformedHistoryError(LogStoreError, ValueError):
-    """The events do not tell a history: ``.place`` is the first that makes no sense."""
+    """The events are no valid history: ``.place`` is the first invalid event."""
 
     def __init__(self, reason: str, place: int) -> None:
         super().__init__(f"event {place}: {reason}")
         self.place = place
 
 
-# ---- acts: what an operation is made of ----
+# ---- acts: the parts of an operation ----
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A value that was seen at an offset."""
+    """A value that was read at an offset."""
 
     partition: Hashable
     offset: int
@@ -70,10 +70,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A value for a partition; its offset, where one was acknowledged.
+    """A value sent to a partition, and its offset if one was acknowledged.
 
-    An offset of an operation that is ``info`` and no transaction is not believed: it is where the
-    value would be.  In a transaction every offset that is given was acknowledged.
+    The checks ignore the offset if the operation is ``info`` and not a transaction.  In a
+    transaction every offset was acknowledged.
     """
 
     partition: Hashable
@@ -83,7 +83,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one call gave to a consumer, in the order it was given."""
+    """The records that one call returned to a consumer, in their order."""
 
     consumer: Hashable
     reads: tuple[Read, ...] = ()
@@ -92,9 +92,10 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """A consumer goes elsewhere: in these partitions, or in all that it has.
+    """A consumer changes its position in these partitions, or in all that it owns.
 
-    ``positions`` says where to, as far as that is known: the consumer must see all from there on.
+    ``positions`` has the new positions that are known: the consumer must read all records from
+    there on.
     """
 
     consumer: Hashable
@@ -104,9 +105,9 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """From here on a consumer owns just these partitions, in a generation of its group.
+    """From here on a consumer owns exactly these partitions, in a generation of its group.
 
-    In the ``retained`` ones it goes on where it is; in the others it begins anew.
+    It keeps its position in the ``retained`` partitions.  In the others its position is new.
     """
 
     consumer: Hashable
@@ -119,7 +120,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Offsets that a group has worked up to; ``reset`` says that going back is meant."""
+    """Offsets that a group commits; with ``reset`` they may be lower than before."""
 
     group: Hashable
     offsets: Offsets
@@ -130,7 +131,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Offsets of a group as they were read back."""
+    """Committed offsets of a group, as they were read."""
 
     group: Hashable
     offsets: Offsets
@@ -138,7 +139,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where a partition was seen to end: its high watermark."""
+    """The end of a partition (its high watermark), as it was read."""
 
     partition: Hashable
     offset: int
@@ -146,7 +147,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a partition shows from ``start`` on, read at one moment by whoever checks it."""
+    """All records of a partition from ``start`` on, read by the test at one moment."""
 
     partition: Hashable
     reads: tuple[Read, ...]
@@ -158,7 +159,7 @@ Act: TypeAlias = Send | Poll | Seek | Assign | Commit | Committed | End | Snapsh
 
 
 class RecordLike(Protocol):
-    """What a Record shows of itself."""
+    """The attributes of a Record that `reads_of` needs."""
 
     @property
     def topic(self) -> str | None: ...
@@ -171,7 +172,7 @@ class RecordLike(Protocol):
 
 
 def reads_of(records: Iterable[RecordLike], partition: Hashable = None) -> tuple[Read, ...]:
-    """Reads of records; their partition is ``(topic, number)`` unless another name is given."""
+    """Return records as reads.  The partition is ``(topic, number)`` unless given."""
     reads = []
     for record in records:
         assert record.offset is not None, "only a record that was read has an offset"
@@ -187,8 +188,8 @@ def reads_of(records: Iterable[RecordLike], partition: Hashable = None) -> tuple
 class Event:
     """One line of a history.
 
-    ``prepare`` stands between the sends of a transaction and the wish to commit it.  The acts of
-    the last event count; one without acts keeps those of the invocation.
+    ``prepare`` is between the last send of a transaction and its commit request.  The acts of the
+    last event count; an event without acts keeps those of the invocation.
     """
 
     moment: Moment
@@ -199,9 +200,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """From an invocation to what became of it; places count events.
+    """An invocation and its outcome.  Places are positions in the list of events.
 
-    ``completed`` is None when the history ends first.
+    ``completed`` is None if the history ends before the operation.
     """
 
     number: int
@@ -243,7 +244,7 @@ class History:
             if event.moment == "invoke":
                 if begun is not None:
                     raise MalformedHistoryError(
-                        f"process {event.process!r} begins, and has not ended what it did before",
+                        f"process {event.process!r} begins, but its last operation has not ended",
                         place,
                     )
                 pending[event.process] = begun = [event, place, None, None, place]
@@ -292,11 +293,11 @@ class History:
 
 @dataclass(slots=True)
 class Pending:
-    """An operation that has begun.  As a context manager it tells by the exception how it ended.
+    """An operation in progress.  As a context manager it ends by the exception of the block.
 
-    Left without one: ``ok``.  IndeterminateAppendError, or anything that is no answer of the log
+    No exception: ``ok``.  IndeterminateAppendError, or an exception that is not a result of the log
     (KeyboardInterrupt, OSError): ``info``.  Another LogStoreError, or a ValueError or TypeError of
-    a call that was refused: ``fail``.
+    a refused call: ``fail``.
     """
 
     recorder: Recorder
@@ -306,7 +307,7 @@ class Pending:
     ended: bool = False
 
     def acknowledged(self, offset: int) -> None:
-        """The next send without an offset has this one."""
+        """Set the offset of the first send that has none."""
         for number, act in enumerate(self.acts):
             if isinstance(act, Send) and act.offset is None:
                 self.acts[number] = replace(act, offset=offset)
@@ -314,23 +315,23 @@ class Pending:
         raise ValueError(f"no send waits for offset {offset}")
 
     def add(self, *acts: Act) -> None:
-        """More that this operation did."""
+        """Add acts to this operation."""
         self.acts.extend(acts)
 
     def prepare(self) -> None:
-        """All is sent, and the commit is asked for from here on."""
+        """Record that all is sent and that the commit is requested now."""
         self.recorder.note(Event("prepare", self.process))
 
     def ok(self) -> None:
-        """It happened."""
+        """End it: it happened."""
         self._end("ok")
 
     def fail(self) -> None:
-        """It provably did not happen."""
+        """End it: it provably did not happen."""
         self._end("fail")
 
     def info(self) -> None:
-        """Nobody knows."""
+        """End it: the outcome is unknown."""
         self._end("info")
 
     def _end(self, outcome: Outcome) -> None:
@@ -353,7 +354,7 @@ class Pending:
 
 
 class Recorder:
-    """Gathers events, of any number of threads, in the order in which they are told."""
+    """Records events of any number of threads, in the order of the calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -369,12 +370,12 @@ class Recorder:
 
     @property
     def events(self) -> list[Event]:
-        """What was told so far; a copy."""
+        """Return a copy of the events so far."""
         with self._lock:
             return list(self._events)
 
     def history(self) -> History:
-        """The operations so far; what has not ended is ``info``."""
+        """Return the operations so far.  One that has not ended is ``info``."""
         return History(self.events)
 
     def invoke(self, process: Hashable, *acts: Act) -> Pending:
@@ -384,17 +385,17 @@ class Recorder:
         return pending
 
     def transaction(self, process: Hashable, *acts: Act) -> Pending:
-        """Begin a transaction; `Pending.add` what it does, and end it as it ended."""
+        """Begin a transaction.  Add its acts with `Pending.add`, then end it."""
         pending = Pending(self, process, list(acts), transactional=True)
         self.note(Event("invoke", process, tuple(acts), True))
         return pending
 
     def send(self, process: Hashable, partition: Hashable, *values: Hashable) -> Pending:
-        """Begin a send of values; tell each offset with `Pending.acknowledged`."""
+        """Begin a send of values.  Set each offset with `Pending.acknowledged`."""
         return self.invoke(process, *(Send(partition, value) for value in values))
 
     def done(self, process: Hashable, *acts: Act) -> None:
-        """An operation that has ended already: its whole length is not known."""
+        """Record an operation that has ended already; its beginning is recorded as now."""
         self.invoke(process, *acts).ok()
 
     def polled(
@@ -405,7 +406,7 @@ class Recorder:
         isolation: str = UNCOMMITTED,
         partition: Hashable = None,
     ) -> None:
-        """A consumer, which is its own process, was given these records."""
+        """Record the records that a consumer got.  The consumer is its own process."""
         self.done(consumer, Poll(consumer, reads_of(records, partition), isolation))
 
     def snapshot(
@@ -416,7 +417,7 @@ class Recorder:
         start: int = 0,
         isolation: str = UNCOMMITTED,
     ) -> None:
-        """Read the whole partition from `start` on: it must show what was acknowledged so far."""
+        """Record all records of a partition from `start` on."""
         pending = self.invoke(("snapshot", partition))
         pending.add(Snapshot(partition, reads_of(records, partition), start, isolation))
         pending.ok()
@@ -431,7 +432,7 @@ class Recorder:
         retained: Iterable[Hashable] = (),
         positions: Mapping[Hashable, int] | None = None,
     ) -> None:
-        """A consumer got these partitions."""
+        """Record that a consumer owns these partitions."""
         self.done(
             consumer,
             Assign(

@@ -1,15 +1,15 @@
-"""What must hold of a log after a crash: the ledger of what was promised, and the judge.
+"""The oracle for crashes: a ledger of the guarantees so far, and a judge of the recovered log.
 
-A test notes in a `Ledger` what it is about to do and what was acknowledged; the notes go into the
-recording as marks.  After a crash the same notes, up to that moment, say what may be found:
+A test notes in a `Ledger` what it is about to do and what was acknowledged.  The notes are marks in
+the recording.  The notes up to the moment of a crash decide what recovery must find:
 
-- every record that was acknowledged in a way that outlives this kind of crash, at its offset;
-- nothing that was never handed over, nothing twice, no hole: a prefix of what was written;
-- no record that was cut off, trimmed, purged or compacted away once that was acknowledged;
-- the topics, their partitions and settings as they were, or as they were about to be.
+- every record that was acknowledged with enough durability for this kind of crash, at its offset;
+- a prefix of the issued records: no other record, no duplicate, no gap;
+- no record whose truncation, trim, purge or compaction was acknowledged;
+- topics, partitions and settings as before the last change, or as after it.
 
-`recover_store` and `recover_partition` open a directory and look at it in two ways, through the
-engine and with the reference codec, which must agree.
+`recover_store` and `recover_partition` open a directory and read it twice, through the engine and
+with the reference codec.  Both must agree.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = [
 ]
 
 _LEFTOVERS: Final = (".tmp", ".cleaned", ".swap", "swap.plan", "truncate.plan")
-_AGAIN_EVERY: Final = 16  # of this many states one is appended to and recovered once more
+_AGAIN_EVERY: Final = 16  # one of this many states is appended to and recovered again
 
 Entry = tuple[int, bytes | None, bytes | None, str]  # timestamp, key, value, kind
 
 
-# ---- what was promised ----------------------------------------------------------------------
+# ---- guarantees ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ class Note:
 
 @dataclass(slots=True)
 class _Promise:
-    """What one partition may look like."""
+    """The contents that a partition may have."""
 
-    entries: dict[int, Entry] = field(default_factory=dict)  # handed over, by offset
-    end: int = 0  # of what was handed over
-    kept_after_kill: int = 0  # acknowledged below: there
+    entries: dict[int, Entry] = field(default_factory=dict)  # issued records, by offset
+    end: int = 0  # of the issued records
+    kept_after_kill: int = 0  # records below it are acknowledged
     kept_after_cut: int = 0
     start_low: int = 0
     start_high: int = 0
-    optional: frozenset[int] = frozenset()  # being compacted away
-    gone: frozenset[int] = frozenset()  # compacted away, purged
+    optional: frozenset[int] = frozenset()  # compaction may have removed them
+    gone: frozenset[int] = frozenset()  # compaction or a purge has removed them
 
 
 class Ledger:
-    """What a test did and was promised, in order.
+    """The calls of a test and their acknowledgements, in order.
 
     `where` is the name of a partition's directory (``orders-0``), or of a topic.
     """
@@ -87,39 +87,39 @@ class Ledger:
         self._trace.mark(Note(act, where, what))
 
     def issue(self, where: str, entries: Mapping[int, Entry]) -> None:
-        """These are handed over now; from here on they may be in the log."""
+        """Note that these records are about to be appended: from now on they may be in the log."""
         self._note("issue", where, dict(entries))
 
     def acknowledge(self, where: str, end_offset: int, *, durable: bool) -> None:
-        """All records below are acknowledged; `durable`: to survive a power cut, too."""
+        """Note that all records below are acknowledged.  `durable`: they survive a power cut."""
         self._note("ack", where, (end_offset, durable))
 
     def cut(self, where: str, end_offset: int) -> None:
-        """The log is about to be truncated."""
+        """Note that the log is about to be truncated."""
         self._note("cut", where, end_offset)
 
     def was_cut(self, where: str, end_offset: int) -> None:
-        """It is truncated: nothing from there on may come back."""
+        """Note that it is truncated: no record from there on may reappear."""
         self._note("was cut", where, end_offset)
 
     def raise_start(self, where: str, start_offset: int) -> None:
-        """Records below are about to be deleted."""
+        """Note that records below are about to be deleted."""
         self._note("start", where, start_offset)
 
     def start_is(self, where: str, start_offset: int) -> None:
-        """Records below are deleted."""
+        """Note that records below are deleted."""
         self._note("started", where, start_offset)
 
     def remove(self, where: str, offsets: Iterable[int]) -> None:
-        """These are about to be compacted away or purged."""
+        """Note that compaction or a purge is about to remove these offsets."""
         self._note("remove", where, frozenset(offsets))
 
     def removed(self, where: str, offsets: Iterable[int]) -> None:
-        """These are."""
+        """Note that these offsets are removed."""
         self._note("removed", where, frozenset(offsets))
 
     def topic(self, name: str, *allowed: Any) -> None:
-        """The topic is now one of `allowed`: None, or (partitions, settings)."""
+        """Note that the topic is one of `allowed`: None, or (partitions, settings)."""
         self._note("topic", name, allowed)
 
 
@@ -162,7 +162,7 @@ class _Promises:
         elif note.act == "was cut":
             promise.entries = {o: e for o, e in promise.entries.items() if o < what}
             promise.end = min(promise.end, what)
-            # A cut is acknowledged when it lasts: what is left is as durable as it was.
+            # A cut is acknowledged only when it is durable.  The rest is as durable as before.
         elif note.act == "start":
             promise.start_high = max(promise.start_high, what)
         elif note.act == "started":
@@ -176,7 +176,7 @@ class _Promises:
             raise AssertionError(note)
 
 
-# ---- what was found -------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class FoundPartition:
     start: int
     end: int
     entries: tuple[tuple[int, Entry], ...]
-    committed: tuple[int, ...]  # offsets that read_committed shows
+    committed: tuple[int, ...]  # offsets that a read_committed reader sees
     epochs: tuple[tuple[int, int], ...]
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class FoundPartition:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that recovery found."""
+    """The store after recovery."""
 
     topics: tuple[tuple[str, int, tuple[tuple[str, Any], ...]], ...]
     partitions: tuple[tuple[str, FoundPartition], ...]
@@ -213,7 +213,7 @@ _indexes_seen: set[tuple[bytes, bytes, bytes]] = set()
 
 
 def _decode(base: int, content: bytes) -> list[ReferenceBatch]:
-    """The reference's word on a .log file: nothing but sound batches, offsets rising."""
+    """Decode a .log file with the reference codec: valid batches with increasing offsets."""
     known = _decoded.get((base, content))
     if known is not None:
         return known
@@ -242,7 +242,7 @@ def _control(batch: ReferenceBatch) -> str:
 
 
 def _committed(batches: Sequence[ReferenceBatch], start: int, end: int) -> list[int]:
-    """Offsets a reader of committed records sees, by walking all batches in order."""
+    """Return the offsets that a read_committed reader sees, from all batches in order."""
     open_since: dict[int, int] = {}
     ended: list[tuple[int, int, int, str]] = []  # producer, first, marker's offset, kind
     for batch in batches:
@@ -268,9 +268,9 @@ def _committed(batches: Sequence[ReferenceBatch], start: int, end: int) -> list[
 
 
 def _look_at(log: Partition, *, thorough: bool) -> FoundPartition:
-    """O1, O3, O5, O6, O9: everything that needs no promise to be judged by."""
+    """Read a partition and check everything that does not depend on the ledger."""
     directory = os.fspath(log.path)
-    _require(not log.recovery.damage, f"recovery speaks of damage: {log.recovery.damage}")
+    _require(not log.recovery.damage, f"recovery reports damage: {log.recovery.damage}")
     start, end = log.start_offset, log.end_offset
     stable, high = log.last_stable_offset, log.high_watermark
     _require(
@@ -313,7 +313,7 @@ def _look_at(log: Partition, *, thorough: bool) -> FoundPartition:
         f"leader epochs do not rise: {epochs}",
     )
     if thorough and log.segments[0].end_offset > start:
-        # Otherwise a deletion is unfinished: of what lies below the start, parts may be gone.
+        # Else a deletion is unfinished, and some records below the start may be deleted.
         check_invariants(log)
     return FoundPartition(start, end, tuple(entries), tuple(committed), epochs)
 
@@ -321,7 +321,7 @@ def _look_at(log: Partition, *, thorough: bool) -> FoundPartition:
 def _check_index_files(
     directory: str, base: int, content: bytes, batches: Sequence[ReferenceBatch]
 ) -> None:
-    """A sealed segment's indexes are what its log says; each pair of files is looked at once."""
+    """Check the index files of a sealed segment against its log.  Each pair is checked once."""
     files = []
     for suffix in (".index", ".timeindex"):
         path = Path(directory, f"{base:020d}{suffix}")
@@ -335,14 +335,14 @@ def _check_index_files(
         batch = at.get(position)
         _require(
             batch is not None and base + offset in ends and batch.base_offset <= base + offset,
-            f"the offset index of {base} says ({offset}, {position}), where no batch is",
+            f"the offset index of {base} has ({offset}, {position}), where no batch starts",
         )
     latest = -1
     for timestamp, offset in struct.iter_unpack(">qi", files[1]):
         batch = ends.get(base + offset)
         _require(
             batch is not None and batch.max_timestamp == timestamp and timestamp > latest,
-            f"the time index of {base} says ({timestamp}, {offset})",
+            f"the time index of {base} has a wrong entry ({timestamp}, {offset})",
         )
         latest = timestamp
     newest = max((batch.max_timestamp for batch in batches), default=-1)
@@ -353,7 +353,7 @@ def _check_index_files(
 
 
 def _retry(log: Partition) -> None:
-    """An idempotent producer that sends its last batch again is told where it is."""
+    """Check that a retry of each producer's last batch is detected and returns its offset."""
     for segment in reversed(log.segments):
         content = Path(segment.path).read_bytes()
         for batch in reversed(_decode(segment.base_offset, content)):
@@ -386,10 +386,10 @@ def _has_one_more(after: FoundPartition, before: FoundPartition) -> None:
 def recover_partition(
     path: str, crash: Crash, *, name: str = "a-0", config: Any = None, more: bool = True
 ) -> Found:
-    """Open a partition that stands alone, look at it, and leave it as a kill would.
+    """Open a single partition, read it, and leave it as after a kill.
 
-    With `more`, some states, chosen by what they are, are looked at with `check_invariants` as
-    well, and some are appended to, left as by a kill, and recovered once more.
+    With `more`, some states, chosen by their digests, are also checked with `check_invariants`, and
+    some are appended to, killed and recovered again.
     """
     digest = crash.digest
     again = more and digest[1] % _AGAIN_EVERY == 0
@@ -412,7 +412,7 @@ def recover_partition(
 def recover_store(
     path: str, crash: Crash, *, name: str = "s", config: Any = None, more: bool = True
 ) -> Found:
-    """The same for a store and all of its partitions."""
+    """Do the same as `recover_partition` for a store and all of its partitions."""
     digest = crash.digest
     again = more and digest[1] % _AGAIN_EVERY == 0
     thorough = more and digest[0] % 64 == 0
@@ -426,7 +426,7 @@ def recover_store(
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Partitions are recovered one after the other: in a known order, and for small ones faster."""
+    """Recover partitions in one thread: the order is fixed, and it is faster for small ones."""
     before = recovery_pool.RECOVERY_THREADS
     recovery_pool.RECOVERY_THREADS = 1
     try:
@@ -460,7 +460,7 @@ def _look_at_store(path: str, config: Any, *, thorough: bool, append: bool = Fal
 
 
 def judge(found: Found, crash: Crash) -> None:
-    """O2, O3, O4: what was found is what was promised by then."""
+    """Raise AssertionError unless the result is allowed by the ledger up to the crash."""
     promises = _promises_at(crash)
     partitions = dict(found.partitions)
     topics = {name: (count, dict(settings)) for name, count, settings in found.topics}
@@ -478,7 +478,7 @@ def judge(found: Found, crash: Crash) -> None:
 
 
 def _promises_at(crash: Crash) -> _Promises:
-    """Folded once for the marks of a step."""
+    """Return the guarantees at a crash; cached for the marks of a step."""
     known = _promises.get(0)
     if known is not None and known[0] is crash.marks:
         return known[1]
@@ -491,7 +491,7 @@ def _judge_partition(where: str, found: FoundPartition, promise: _Promise, *, po
     kept = promise.kept_after_cut if power else promise.kept_after_kill
     _require(
         kept <= found.end <= max(promise.end, promise.start_high),
-        f"{where} ends at {found.end}; acknowledged up to {kept}, handed over up to {promise.end}",
+        f"{where} ends at {found.end}; acknowledged up to {kept}, issued up to {promise.end}",
     )
     _require(
         promise.start_low <= found.start <= promise.start_high,
@@ -500,8 +500,8 @@ def _judge_partition(where: str, found: FoundPartition, promise: _Promise, *, po
     have = dict(found.entries)
     for offset, entry in have.items():
         issued = promise.entries.get(offset)
-        _require(issued is not None, f"{where} has a record at {offset} that nobody handed over")
-        _require(entry == issued, f"{where} at {offset}: {entry}, handed over was {issued}")
+        _require(issued is not None, f"{where} has a record at {offset} that was never issued")
+        _require(entry == issued, f"{where} at {offset}: {entry}, issued was {issued}")
         _require(offset not in promise.gone, f"{where}: the record at {offset} is back")
     for offset in promise.entries:
         if found.start <= offset < found.end and offset not in have:

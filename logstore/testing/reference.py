@@ -1,9 +1,9 @@
 """The reference codec: record batches, format 2, in plain Python, slow and strict.
 
-It is the oracle of the tests: written from the format's tables and sharing no line with the engine
-- its own checksum, its own varints - so that an error must be made twice, in two languages, to pass
-unseen.  ``decode_batch`` refuses everything the format forbids, also what a lenient reader might
-accept; what it returns can be trusted field by field.
+It is the oracle of the tests.  It is written from the format's tables and shares no code with the
+engine: it has its own checksum and varints, so an error must be made twice to pass the tests.
+``decode_batch`` rejects everything that the format forbids, even if a lenient reader would accept
+it, so every field that it returns is valid.
 
 It does not assign offsets to a log, keep indexes or recover anything.
 """
@@ -51,11 +51,11 @@ _DECOMPRESSED_MAX: Final = 1 << 28
 
 
 class FormatViolation(ValueError):
-    """The bytes break a rule of the format; the message says which."""
+    """The bytes break a rule of the format; the message names the rule."""
 
 
 class RecordLike(Protocol):
-    """What ``encode_batch`` needs of a record; ``logstore.Record`` and ReferenceRecord have it."""
+    """The attributes that ``encode_batch`` needs: a ``logstore.Record`` or a ReferenceRecord."""
 
     @property
     def value(self) -> bytes | None: ...
@@ -69,7 +69,7 @@ class RecordLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRecord:
-    """One record, by value.  ``offset`` is absolute; −1 says it has none yet."""
+    """One record, by value.  ``offset`` is absolute; −1 if it has none yet."""
 
     value: bytes | None
     key: bytes | None = None
@@ -80,7 +80,7 @@ class ReferenceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceBatch:
-    """A batch's header and its records; ``position`` is where it lay in the file it came from."""
+    """A batch's header and its records; ``position`` is its position in the file."""
 
     base_offset: int
     last_offset: int
@@ -101,12 +101,12 @@ class ReferenceBatch:
 
     @property
     def next_offset(self) -> int:
-        """The offset of whatever follows this batch."""
+        """Return the offset after this batch."""
         return self.last_offset + 1
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last offset; sequences wrap to 0 after 2³¹−1."""
+        """Return the sequence of the last offset; sequences wrap to 0 after 2³¹−1."""
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + self.last_offset - self.base_offset) % (_INT32_MAX + 1)
@@ -128,7 +128,7 @@ _CRC_TABLE: Final = _crc_table()
 
 
 def crc32c(data: Iterable[int]) -> int:
-    """CRC-32C (Castagnoli) of ``data``."""
+    """Return the CRC-32C (Castagnoli) of ``data``."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
@@ -136,7 +136,7 @@ def crc32c(data: Iterable[int]) -> int:
 
 
 def encode_varint(value: int, bits: int = 32) -> bytes:
-    """``value`` as a zig-zag varint of a ``bits``-bit signed integer."""
+    """Return ``value`` as a zig-zag varint of a ``bits``-bit signed integer."""
     if not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise FormatViolation(f"{value} does not fit into {bits} bits")
     rest = value << 1 if value >= 0 else ~value << 1 | 1
@@ -149,7 +149,7 @@ def encode_varint(value: int, bits: int = 32) -> bytes:
 
 
 class _Reader:
-    """A cursor over bytes that refuses to step past their end."""
+    """A cursor over bytes.  Reading past the end raises FormatViolation."""
 
     def __init__(self, data: bytes, position: int = 0, end: int | None = None) -> None:
         self.data = data
@@ -258,10 +258,10 @@ def encode_batch(
 ) -> bytes:
     """Encode one batch as Kafka's builder would.
 
-    Records that carry an offset of their own (≥ 0) keep it, so that gaps can be made; others are
-    numbered on from the one before.  ``append_time`` makes it a LogAppendTime batch.
-    ``last_offset`` beyond the last record, or without any record, is what compaction leaves;
-    ``max_timestamp`` is needed only for the latter.
+    A record with an offset (≥ 0) keeps it, so that gaps can be made; another gets the offset after
+    the record before it.  ``append_time`` makes a LogAppendTime batch.  ``last_offset`` after the
+    last record, or without any record, makes a batch as compaction leaves it; ``max_timestamp`` is
+    needed only without records.
     """
     records = list(records)
     offsets: list[int] = []
@@ -306,7 +306,7 @@ def encode_batch(
 
 
 def decode_batch(data: Buffer) -> ReferenceBatch:
-    """Decode exactly one batch; FormatViolation for anything the format forbids."""
+    """Decode exactly one batch.  Raises FormatViolation if the format forbids it."""
     data = bytes(data)
     if len(data) < _HEADER_BYTES:
         raise FormatViolation(f"{len(data)} bytes are less than a header")
@@ -359,7 +359,7 @@ def decode_batch(data: Buffer) -> ReferenceBatch:
         require(record.timestamp >= -1, f"timestamp {record.timestamp} at offset {record.offset}")
     if records and not append_time:
         highest = max(record.timestamp for record in records)
-        require(max_timestamp == highest, f"maxTimestamp {max_timestamp}, records say {highest}")
+        require(max_timestamp == highest, f"maxTimestamp {max_timestamp}, the records {highest}")
     if control:
         _check_control(records, transactional)
     return ReferenceBatch(
@@ -415,8 +415,8 @@ def _check_control(records: Sequence[ReferenceRecord], transactional: bool) -> N
 def read_log(path: str | os.PathLike[str]) -> list[ReferenceBatch]:
     """Decode a whole ``.log`` file, whose name is its base offset if it is a number.
 
-    FormatViolation, with the byte where the batch began, unless the file is nothing but sound
-    batches with increasing offsets.
+    Raises FormatViolation, with the position of the batch, unless the whole file is valid batches
+    with increasing offsets.
     """
     path = Path(path)
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Sandbox: a directory in memory in which a crash state is laid out and recovered."""
+"""Sandbox: a directory in memory into which crash states are written for recovery."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Sandbox", "another_boot"]
 
 
 def directory_in_memory(prefix: str) -> str:
-    """Make a temporary directory, in memory if the machine has such a place; return its path."""
+    """Create a temporary directory, in memory if there is a tmpfs; return its path."""
     memory = "/dev/shm"
     usable = os.path.isdir(memory) and os.access(memory, os.W_OK)
     return tempfile.mkdtemp(prefix=prefix, dir=memory if usable else None)
 
 
-_LONG_AGO: Final = 1_500_000_000_000_000_000  # ns; a file that recovery writes to is younger
+_LONG_AGO: Final = 1_500_000_000_000_000_000  # ns: the mtime of every file until it is changed
 
 
 class Sandbox:
-    """A directory that is made to hold one tree after another; only differences are written.
+    """A directory that holds one tree after another.  Only the differences are written.
 
-    Without a path it is a temporary one, in memory where the machine has such a place.
+    Without a path it is a temporary directory, in memory if there is a tmpfs.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -99,7 +99,7 @@ class Sandbox:
 
 @contextlib.contextmanager
 def another_boot(name: str | None = "after a power cut") -> Iterator[None]:
-    """The machine has booted again, as far as logstore can tell, until the block ends.
+    """Make logstore read another boot id until the block ends, as after a reboot.
 
     With None logstore reads the machine's real boot id.
     """
@@ -113,7 +113,7 @@ def another_boot(name: str | None = "after a power cut") -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """What recovery reports is to be expected here, thousands of times."""
+    """Silence logstore's log messages, because recovery would log thousands of them."""
     logger = logging.getLogger("logstore")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""Hypothesis strategies for records and batches, biased towards what breaks logs.
+"""Hypothesis strategies for records and batches, biased towards edge cases of logs.
 
-Sizes stay small, because a failing example should be readable, but the edges are all there: no key,
-an empty one, tombstones, the same header twice, times that run backwards, varints of every length.
+Sizes are small, so that a failing example is readable.  Edge cases are frequent: null and empty
+keys, tombstones, repeated headers, decreasing timestamps, varints of every length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOW = 1_700_000_000_000
 
 
 def timestamps() -> st.SearchStrategy[int]:
-    """Milliseconds: close together (so that some are equal), around now, and at the very ends."""
+    """Timestamps in ms: close together (some are equal), around now, and at both limits."""
     return st.one_of(
         st.integers(0, 20),
         st.integers(_NOW, _NOW + 1_000),
@@ -36,7 +36,7 @@ def timestamps() -> st.SearchStrategy[int]:
 
 
 def payloads(max_size: int = 200) -> st.SearchStrategy[bytes]:
-    """Bytes of a key or a value: short, or a run that crosses the lengths where varints grow."""
+    """Bytes of a key or a value: short, or around the lengths where a varint gets longer."""
     runs = st.builds(
         bytes.__mul__,
         st.sampled_from([b"\x00", b"a", b"\xff"]),
@@ -75,7 +75,7 @@ def records(max_size: int = 200) -> st.SearchStrategy[Record]:
 def record_lists(
     *, min_size: int = 1, max_size: int = 20, max_value_size: int = 200
 ) -> st.SearchStrategy[list[Record]]:
-    """Lists of records, as for ``Partition.extend``; some are one record many times over."""
+    """Lists of records, as for ``Partition.extend``; some repeat one record many times."""
     repeated = st.builds(
         lambda record, count: [record] * count,
         records(max_value_size),
@@ -86,8 +86,8 @@ def record_lists(
 
 
 def reference_records(max_size: int = 200) -> st.SearchStrategy[ReferenceRecord]:
-    """The same for the reference codec, which also takes what only a broker's file can hold:
-    neither key nor value, and no timestamp (−1)."""
+    """Records for the reference codec.  They may also have neither key nor value, and no timestamp
+    (−1), as in a broker's file."""
     odd = st.sampled_from([ReferenceRecord(None), ReferenceRecord(b"", timestamp=-1)])
     return odd | _fields(max_size).map(lambda fields: ReferenceRecord(**fields))
 
@@ -101,10 +101,10 @@ def batches(
     gaps: bool = True,
     max_records: int = 20,
 ) -> bytes:
-    """One sound data batch, as bytes, such as a broker may hold.
+    """One valid data batch, as bytes.
 
-    Any codec, either kind of timestamp, with or without a producer; with ``gaps`` also as
-    compaction leaves it: records missing, even all of them, and a delete horizon.
+    Any codec, either timestamp type, with or without a producer.  With ``gaps`` also batches as
+    compaction leaves them: some or all records missing, and a delete horizon.
     """
     base = draw(st.integers(0, 2**40)) if base_offset is None else base_offset
     items = draw(st.lists(reference_records(), min_size=1, max_size=max_records))

@@ -1,8 +1,8 @@
-"""The model of a log with producers: which batches it holds, and who may see which of them.
+"""The model of a log with producers: its batches, and which readers see them.
 
-A test drives a ``Partition`` and a ``TransactionModel`` with the same calls, and compares what can
-be seen.  The model keeps every batch in a list and answers each question by reading the list from
-the start; it knows nothing of files, snapshots or windows.
+A test makes the same calls on a ``Partition`` and a ``TransactionModel`` and compares the results.
+The model keeps every batch in a list and computes each answer from the start of the list.  It has
+no files and no snapshots.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ModelBatch:
 
 @dataclasses.dataclass(slots=True)
 class ModelProducer:
-    """What the log must know of a producer."""
+    """The state that the log must have of a producer."""
 
     epoch: int = -1
-    next_sequence: int | None = None  # None: unknown, so any will do
-    last: ModelBatch | None = None  # of this epoch
-    transaction: int | None = None  # the first offset of the open one
+    next_sequence: int | None = None  # None: unknown, any sequence is accepted
+    last: ModelBatch | None = None  # the last batch of this epoch
+    transaction: int | None = None  # the first offset of the open transaction
 
 
 class TransactionModel:
@@ -51,7 +51,7 @@ class TransactionModel:
     def __repr__(self) -> str:
         return f"<TransactionModel [{self.start_offset}, {self.end_offset})>"
 
-    # ---- what is done to it ----
+    # ---- changes ----
 
     def append(
         self,
@@ -79,7 +79,7 @@ class TransactionModel:
         return range(batch.base_offset, batch.end_offset)
 
     def truncate(self, end_offset: int) -> None:
-        """Forget what lies at or above an offset; a batch over it keeps its first values."""
+        """Delete the values at and above an offset; a batch across it keeps its first values."""
         kept = []
         for batch in self.batches:
             if batch.end_offset <= end_offset:
@@ -91,20 +91,20 @@ class TransactionModel:
         self.end_offset = end_offset
 
     def trim(self, start_offset: int) -> None:
-        """Show nothing below an offset any more.  What is known of producers stays."""
+        """Hide the records below an offset.  The state of producers does not change."""
         self.start_offset = max(self.start_offset, start_offset)
 
-    # ---- what can be seen of it ----
+    # ---- results ----
 
     def records(self) -> Iterator[tuple[int, bytes]]:
-        """(offset, value) of every record."""
+        """Yield (offset, value) of every record."""
         for batch in self.batches:
             for number, value in enumerate(batch.values):
                 if batch.base_offset + number >= self.start_offset:
                     yield batch.base_offset + number, value
 
     def committed(self) -> list[tuple[int, bytes]]:
-        """(offset, value) of what a committed reader sees."""
+        """Return (offset, value) of the records that a read_committed reader sees."""
         hidden = {
             offset
             for producer_id, first, last in self.aborted()
@@ -116,7 +116,7 @@ class TransactionModel:
         return [(o, value) for o, value in self.records() if o not in hidden and o < stable]
 
     def aborted(self) -> list[tuple[int, int, int]]:
-        """(producer id, first offset, offset of the marker), in the order of the markers."""
+        """Return (producer id, first offset, marker offset), in the order of the markers."""
         found = []
         open_since: dict[int, int] = {}
         for batch in self.batches:
@@ -130,12 +130,12 @@ class TransactionModel:
 
     @property
     def last_stable_offset(self) -> int:
-        """The first offset of the oldest open transaction, or the end."""
+        """Return the first offset of the oldest open transaction, or the end."""
         first = min(self.ongoing().values(), default=self.end_offset)
         return max(first, self.start_offset)
 
     def ongoing(self) -> dict[int, int]:
-        """Producer id -> first offset of its open transaction."""
+        """Return producer id -> first offset of its open transaction."""
         return {
             producer_id: producer.transaction
             for producer_id, producer in self.producers().items()
@@ -143,7 +143,7 @@ class TransactionModel:
         }
 
     def producers(self) -> dict[int, ModelProducer]:
-        """What every producer's next batch is judged by."""
+        """Return the state of every producer, which decides about its next batch."""
         known: dict[int, ModelProducer] = {}
         for batch in self.batches:
             if batch.producer_id < 0:

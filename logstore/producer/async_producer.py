@@ -1,11 +1,11 @@
-"""AsyncProducer: a producer for an event loop, on the same engine.
+"""AsyncProducer: a producer for an event loop, on the same engine as Producer.
 
-Nothing here blocks the loop: records are encoded at once, and the producer's own thread writes and
-syncs them.  A Delivery is awaited by being woken once; no thread is made for a call.  What has to
-wait for the disk as a whole (flush, close, the begin and end of a transaction) is done by one more
-thread of the producer, in the order asked for.
+No method blocks the loop.  `send` encodes the record in the loop; the producer's thread writes and
+syncs it, and wakes the loop once for an awaited Delivery.  A second thread, the worker, does the
+calls that wait for the disk: flush, close, the begin and the end of a transaction.  The worker does
+them one after the other, in the order of the calls.
 
-For the tasks of one loop; a transaction belongs to one task.
+Only tasks of one event loop may share it, and a transaction is used by one task.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 
 class _Engine(Producer):
-    """A producer whose callers never write: its thread does."""
+    """A producer that writes only in its own thread, never in the thread that calls `send`."""
 
-    crowded = False  # more is held than may be
-    full: DiskFullError | None = None  # why the last round wrote less than all
-    _refused: DiskFullError | None = None  # in this round
-    tell: Callable[[], object] | None = None  # when that may have changed
+    crowded = False  # `buffer_bytes` are held: `send` has to wait
+    full: DiskFullError | None = None  # the error of the last round, if the disk was full
+    _refused: DiskFullError | None = None  # the same, of the current round
+    tell: Callable[[], object] | None = None  # called by the thread after each round
 
     def make_room(self, lane: Lane) -> None:
-        """A lane is full: for the thread to write."""
+        """Set the records of a full lane aside, and wake the thread."""
         lane.set_aside()
         self._hurried = True
         self._look_after()
@@ -66,7 +66,7 @@ class _Engine(Producer):
 class AsyncProducer:
     """``async with AsyncProducer(store) as producer: await producer.append("topic", b"value")``
 
-    Takes the arguments of Producer, and means the same by them.
+    The arguments are those of Producer.
     """
 
     def __init__(self, store: Store, transactional_id: str | None = None, **settings: Any) -> None:
@@ -81,7 +81,7 @@ class AsyncProducer:
         return f"<AsyncProducer {self._engine!r}>"
 
     async def start(self) -> None:
-        """Get a producer id; the first use does it as well."""
+        """Get a producer id; otherwise the first use of the producer does."""
         if self._closed:
             raise ClosedError("the producer is closed")
         if self._starting is None:
@@ -99,13 +99,13 @@ class AsyncProducer:
                 self._engine = engine
 
     async def _in_worker(self, act: Callable[[], T]) -> T:
-        """Have the producer's second thread do something."""
+        """Call `act` in the worker, and return its result."""
         if self._worker is None:
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "logstore async producer")
         return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
     def _in_worker_later(self, act: Callable[[], object]) -> None:
-        """The same, waiting for nothing; not after `close`, which has ended everything."""
+        """Call `act` in the worker without waiting; not after `close`, which ends the worker."""
         if self._worker is not None and not self._closed:
             self._worker.submit(act)
 
@@ -128,9 +128,9 @@ class AsyncProducer:
         callback: Callable[[Delivery], object] | None = None,
         dedupe_id: str | bytes | None = None,
     ) -> Delivery:
-        """Send a record; awaiting what this returns tells where it is.
+        """Send a record; await the returned Delivery for the record's position.
 
-        Waits only while more is held than `buffer_bytes`; on a full disk for `max_block` seconds,
+        Waits only while `buffer_bytes` are held.  On a full disk it waits for `max_block` seconds;
         then it raises DiskFullError, and the record was not taken.
         """
         engine = self._engine
@@ -153,15 +153,17 @@ class AsyncProducer:
             if full is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    error = copy.copy(full)  # many tasks may wait, and each gets its own
+                    error = copy.copy(full)  # several tasks may wait: each raises its own object
                     error.__notes__ = [
-                        f"waited {engine._max_block} s for room; {engine.pending} records are held "
-                        f"and will be tried again, that of this call was not taken"
+                        f"waited {engine._max_block} s for disk space; {engine.pending} records are"
+                        f" held and will be tried again, the record of this call was not taken"
                     ]
                     raise error
                 await asyncio.sleep(min(RETRY, left))
+            # Clear the event before the second look at `crowded`: a round that ends between the
+            # two lines sets the event again, or has cleared `crowded`.
             self._room.clear()
-            if engine.crowded:  # a round may have ended in between
+            if engine.crowded:
                 engine.hurry()
                 await self._room.wait()
 
@@ -176,7 +178,7 @@ class AsyncProducer:
         partition: int | None = None,
         dedupe_id: str | bytes | None = None,
     ) -> Position:
-        """Send a record and wait until it is as durable as asked for; where it is."""
+        """Send a record, wait until it is as durable as asked for, and return its position."""
         delivery = await self.send(topic, value, key=key, headers=headers, timestamp=timestamp,
                                    partition=partition, dedupe_id=dedupe_id)  # fmt: skip
         return await delivery
@@ -219,7 +221,7 @@ class AsyncTransaction:
         self._begun: Transaction | None = None
 
     async def begin(self) -> None:
-        """Begin it; ``async with`` does."""
+        """Begin the transaction; ``async with`` calls this."""
         engine = await self._producer._ready()
         begun: list[Transaction] = []
 
@@ -230,7 +232,8 @@ class AsyncTransaction:
         try:
             await self._producer._in_worker(lambda: begun.append(engine.transaction()))
         except asyncio.CancelledError:
-            # Nobody has it.  The worker keeps the order: whatever is asked for next finds it over.
+            # No task has the transaction, so abort it.  The worker runs `undo` before any later
+            # call, which then finds no open transaction.
             self._producer._in_worker_later(undo)
             raise
         self._begun = begun[0]
@@ -277,6 +280,6 @@ class AsyncTransaction:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         begun = self._begun
         if begun is not None and not begun.over:
-            # What `with` does, where it may take its time; to the end, even if we are cancelled.
+            # The worker commits or aborts.  `shield`: if this task is cancelled, it still finishes.
             act = self._producer._in_worker(lambda: begun.__exit__(kind, error, traceback))
             await asyncio.shield(act)

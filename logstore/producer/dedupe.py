@@ -1,21 +1,22 @@
-"""DedupeWindow: ids that were sent lately, and where their records are.
+"""DedupeWindow: the dedupe ids of a topic that were sent recently, and their records' positions.
 
-A record that is sent with a `dedupe_id` carries it in a header.  Within the window, in time and in
-number, the same id for the same topic is not sent again: it is answered with the first record's
-place.  The log is the state: the window is read from it when it is first used after opening, so it
-survives whatever the records survive, and a record and its id are never apart.
+A record that is sent with a `dedupe_id` has the id in a header.  While the id is in the window, a
+record with the same id is not sent to the topic again: `send` returns the delivery of the first
+record.  The log is the only state.  The window is read from the log at its first use after the
+store was opened, so an id is known exactly as long as its record exists.
 
-The window counts by the time of appending: an id is known as long as its record was appended not
-longer ago than `window_ms` and is among the `records_max` newest ids of its partition.  A record
-that is sent with a timestamp of its own carries the time of appending in a second header.  After
-opening, such records are looked for among the `records_max` newest records of the partition.
+An id is in the window if its record was appended at most `window_ms` ago and is among the
+`records_max` newest ids of its partition.  A record that is sent with a timestamp has the time of
+its append in a second header.  After the store was opened, such records are searched for among the
+`records_max` newest records of the partition.
 
-An id whose record failed, was aborted with its transaction, or is not in the log any more
-(truncated, deleted, compacted away), is not known.  The log is read again for a place that was
-remembered before the log changed by more than an append.  The coordinator decides whether a
-transaction is over, and not the producer, which may be fenced or gone.
+An id is not known if its record failed, was aborted with its transaction, or is not in the log any
+more (truncated, deleted, compacted away).  A partition's `generation` changes with every change of
+the log that is not an append.  If it has changed since an id was noted, the log is read again.  The
+transaction coordinator decides whether a transaction has ended, and not the producer, which may be
+fenced or closed.
 
-Callers hold `lock` from looking for an id to noting it.
+Invariant: a caller holds `lock` from `find` to `note`, so that two threads cannot both send an id.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class _Sent:
     ) -> None:
         self.delivery = delivery
         self.appended_ms = appended_ms
-        self.generation = generation  # of the log: its place holds as long as this is the same
-        self.transaction = transaction  # None: it was sent in none, or in one that is committed
+        self.generation = generation  # of the log; the position is valid while it is the same
+        self.transaction = transaction  # None: sent without transaction, or known as committed
 
 
 class DedupeWindow:
@@ -83,7 +84,7 @@ class DedupeWindow:
         self.lock = threading.RLock()
         self._outcome = outcome
         self._known: dict[bytes, _Sent] = {}
-        # Ids of each partition, oldest first; one that was sent again is there twice.
+        # The ids of each partition, oldest first.  An id that was sent again is in it twice.
         self._order: dict[int, collections.deque[tuple[bytes, _Sent]]] = {}
         for partition in topic:
             self._load(partition, now_ms)
@@ -105,21 +106,25 @@ class DedupeWindow:
                 stamped = headers.get(TIME_HEADER)
                 appended_ms = record.timestamp if stamped is None else int.from_bytes(stamped)
                 sent = _Sent(Delivery(pack, 0), appended_ms, generation, None)
-                # One that is too old counts, but must not hide one that is not.
+                # An id that is too old counts for `records_max`, but it must not replace a newer
+                # record with the same id: timestamps of the user need not grow with the offset.
                 self._note(found, sent, known=appended_ms >= oldest)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def generation(self, number: int) -> int:
-        """Return the generation of a partition's log; for `note`, from before the record is put."""
+        """Return the generation of a partition's log.
+
+        Read it before the record is put, and pass it to `note`: a truncation in between is noticed.
+        """
         return self.topic[number].generation
 
     def find(self, dedupe_id: bytes, now_ms: int, asking: TransactionKey | None) -> Delivery | None:
-        """Return what was sent with an id; None: nothing that counts.
+        """Return the delivery of an id; None if the id is not known.  With `lock` held.
 
-        Raises ConcurrentTransactionsError when it was sent in another transaction that is open:
-        whether it counts is not decided.
+        `asking` is the transaction of the caller.  Raises ConcurrentTransactionsError if the id was
+        sent in another transaction that is open: it is undecided whether the record will count.
         """
         sent = self._known.get(dedupe_id)
         if sent is None or sent.appended_ms < now_ms - self.window_ms:
@@ -135,14 +140,15 @@ class DedupeWindow:
                 raise ConcurrentTransactionsError(
                     f"dedupe id {dedupe_id!r} was sent in a transaction that is open: ask again"
                 )
-            if outcome == "aborted" or not done:  # what is not written now never will be
+            # The transaction has ended: a record that is not written yet will not be written.
+            if outcome == "aborted" or not done:
                 return None
         if not done:
             return delivery
         generation = self.generation(delivery.partition)
         if outcome and sent.generation == generation:
             return delivery
-        # A transaction that is not over for the coordinator has no marker yet.
+        # A transaction that the coordinator has not ended yet has no marker in the log.
         decided = sent.transaction is None or not outcome
         if not _is_there(self.topic[delivery.partition], delivery.result(0).offset, dedupe_id,
                          decided=decided):  # fmt: skip
@@ -160,7 +166,7 @@ class DedupeWindow:
         generation: int,
         transaction: TransactionKey | None,
     ) -> None:
-        """It was sent."""
+        """Note that a record with an id was sent.  With `lock` held since `find`."""
         self._note(dedupe_id, _Sent(delivery, appended_ms, generation, transaction))
 
     def _note(self, dedupe_id: bytes, sent: _Sent, *, known: bool = True) -> None:
@@ -175,7 +181,10 @@ class DedupeWindow:
 
 
 def _is_there(partition: Partition, offset: int, dedupe_id: bytes, *, decided: bool) -> bool:
-    """Whether the log has the record of an id at `offset`, committed if that is `decided`."""
+    """Return whether the log has the record of an id at `offset`.
+
+    If `decided`, its transaction has a marker in the log, and the marker has to be a commit.
+    """
     try:
         records = list(partition.scan(offset, offset + 1))
         if not any((HEADER, dedupe_id) in record.headers for record in records):
@@ -196,9 +205,9 @@ def _is_there(partition: Partition, offset: int, dedupe_id: bytes, *, decided: b
 
 
 def _settled_records(partition: Partition, start: int) -> list[Record]:
-    """Records with an id from `start` on, but for transactions that were aborted or are open."""
+    """Return the records with headers from `start` on, without aborted and open transactions."""
     end = partition.end_offset
-    waiting: dict[int, list[Record]] = {}  # by producer, until its marker comes
+    waiting: dict[int, list[Record]] = {}  # by producer id, until the scan finds its marker
     found: list[Record] = []
     for raw in partition.scan(start, end, on_lost="skip").batches():
         header = BatchHeader.parse(raw)
@@ -216,7 +225,10 @@ def _settled_records(partition: Partition, start: int) -> list[Record]:
 
 
 class DedupeWindows(Closeable):
-    """The windows of a store: all its producers share them."""
+    """The windows of a store; all its producers share them.
+
+    `_lock` is held while a window is loaded, and released before the window's own `lock` is taken.
+    """
 
     def __init__(self, store: Store) -> None:
         """Use `DedupeWindows.of`."""
@@ -227,11 +239,11 @@ class DedupeWindows(Closeable):
 
     @classmethod
     def of(cls, store: Store) -> DedupeWindows:
-        """The windows of a store."""
+        """Return the windows of a store."""
         return store.companions.of(cls)
 
     def window(self, topic: Topic, window_ms: int, records_max: int) -> DedupeWindow:
-        """The window of a topic; read from the log when it is first asked for."""
+        """Return the window of a topic; the first call reads it from the log."""
         with self._lock:
             found = self._windows.get(topic.name)
             if found is None or found.topic is not topic:
@@ -257,9 +269,9 @@ class DedupeWindows(Closeable):
         choose: Callable[[], int],
         put: Callable[[list[tuple[str, bytes | None]], Any, int], Delivery],
     ) -> Delivery:
-        """Return the delivery of the record that has the id, or `put` one that gets it.
+        """Return the delivery of the record that has the id; if there is none, `put` the record.
 
-        `choose` returns its partition; `put` takes its headers, its timestamp and its partition.
+        `choose` returns the partition number; `put` takes headers, timestamp and partition number.
         """
         try:
             name: object = dedupe_id.encode() if isinstance(dedupe_id, str) else dedupe_id
@@ -294,4 +306,4 @@ class DedupeWindows(Closeable):
         return Transactions.of(self._store).outcome(transactional_id, producer_id, epoch)
 
     def close(self) -> None:
-        """Nothing to do: the log has it all."""
+        """Do nothing: the log is the only state."""

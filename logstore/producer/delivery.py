@@ -1,10 +1,11 @@
-"""Delivery: what `send` returns, and the pack that it is one record of.
+"""Delivery: the future that `send` returns, and Pack: the records that a lane writes together.
 
-Records travel in packs: all that a lane holds when it is written.  A pack learns where it is, or
-why it is nowhere, once for all its records; a Delivery is only its pack and a number.  So a future
-costs one small object, and nobody is woken who does not wait.
+A pack has one result for all its records: the first offset, or an error.  A Delivery is a pack and
+the index of a record in it.  So a future costs one small object, and a thread is woken only if it
+waits.
 
-Threads share all of it.
+Invariant: `Pack.done` changes once, from False to True, under `_changes`; `error` and
+`first_offset` do not change after that.  Threads may share all objects of this module.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 
-_changes = threading.Lock()  # of callbacks and waiters, for moments only
+# Held while a pack's callbacks, its gate or its end change.  It is the last lock that a thread
+# takes: nothing is called under it that takes another lock or waits.
+_changes = threading.Lock()
 
 
 class Carrier(Protocol):
@@ -40,11 +43,11 @@ class Carrier(Protocol):
     number: int
 
     def hurry(self) -> None:
-        """Someone waits: write what is held soon."""
+        """Write without lingering: a caller waits for a delivery."""
 
 
 class Place:
-    """The carrier of a pack that is done: the names of its lane, which may be gone."""
+    """The carrier of a pack that is done: topic and partition number of its lane, without it."""
 
     __slots__ = ("number", "topic")
 
@@ -53,14 +56,15 @@ class Place:
         self.number = number
 
     def hurry(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: the pack is done."""
 
 
 class Pack:
     """Records that are written together.
 
-    `first_offset` is -1 until they are in the log.  `done`: as durable as asked for, or failed with
-    `error`; the pack then holds its lane, and with it the producer, no longer.
+    `first_offset` is -1 until they are in the log.  `done` means that they are as durable as the
+    producer's `durability` asks, or have failed with `error`.  A pack that is done has no reference
+    to its lane: a Delivery that the user keeps does not keep the producer alive.
     """
 
     __slots__ = ("_callbacks", "_woken", "carrier", "count", "done", "error", "first_offset")
@@ -79,9 +83,9 @@ class Pack:
         return self.first_offset + self.count
 
     def finish(self, callbacks: Callbacks, error: BaseException | None = None) -> None:
-        """It is where it belongs, or will never be: its callbacks are due.
+        """Set the result, wake the threads that wait, and move the callbacks to `callbacks.due`.
 
-        Repeated after an interrupt, it does what is left; the first error stays.
+        If an interrupt stopped the call, another call does the rest; the first error stays.
         """
         with _changes:
             due = callbacks.due
@@ -93,11 +97,12 @@ class Pack:
             if self._woken is not None:
                 self._woken.open()
             calls, self._callbacks = self._callbacks, None
-            if calls is not None:  # no interrupt comes between these lines
+            # No call between the swap above and `extend`: an interrupt cannot lose the callbacks.
+            if calls is not None:
                 due.extend(calls)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Have it called, at once if it is over."""
+        """Call `call` when the pack is done; at once if it is done already."""
         with _changes:
             if not self.done:
                 if self._callbacks is None:
@@ -107,7 +112,7 @@ class Pack:
         call_safely(call)
 
     def wait(self, timeout: float | None) -> None:
-        """Return when it is done; TimeoutError when that takes too long."""
+        """Return when the pack is done; raise TimeoutError after `timeout` seconds."""
         with _changes:
             if self.done:
                 return
@@ -118,7 +123,7 @@ class Pack:
         if not woken.wait(timeout):
             raise TimeoutError(
                 f"no answer from {self.carrier.topic}-{self.carrier.number} after {timeout} s: "
-                f"the record is still on its way"
+                f"the record is still pending"
             )
 
 
@@ -141,25 +146,27 @@ def _without_frames(error: BaseException) -> BaseException:
 
 
 class _Thread(threading.local):
-    """What a thread is about."""
+    """State of one thread."""
 
-    answering = 0  # calls of methods that are `answering`
-    calling = 0  # callbacks that it is in
+    answering = 0  # how many methods that are decorated with `answering` the thread is in
+    calling = 0  # how many callbacks the thread is in
 
     def __init__(self) -> None:
-        self.due: list[Callbacks] = []  # for when it holds no lock of ours any more
+        self.due: list[Callbacks] = []  # to be called when `answering` is 0
 
 
 _thread = _Thread()
 
 
 def answering(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """For a method that holds locks of ours.  Callbacks that come due meanwhile are called at the
-    end of the first such method that the thread is in.
+    """Decorate a method that takes locks of the producer: it calls due callbacks at its end.
 
-    Callbacks are the user's, and may send, wait or take locks of their own: under a lock of ours
-    they would wait for each other.  The locks are taken by ``with`` of the lock itself: Python code
-    around it could be interrupted, and leave it taken.
+    Callbacks that become due inside of the method are called after the outermost decorated method
+    of the thread has released its locks.  A callback is code of the user: it may send, wait or take
+    locks.  Under one of our locks it could wait for a thread that waits for that lock.
+
+    A decorated method takes a lock by ``with`` of the lock object itself.  A context manager in
+    Python could be interrupted after it took the lock, and would not release it.
     """
 
     @functools.wraps(method)
@@ -172,7 +179,7 @@ def answering(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
             while _thread.due and not _thread.answering:
                 first = _thread.due[0]
                 first.call()
-                # Its callbacks may have come here, too.
+                # A callback may have called a decorated method, which has then deleted `first`.
                 if _thread.due and _thread.due[0] is first:
                     del _thread.due[0]
 
@@ -180,27 +187,28 @@ def answering(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S,
 
 
 class Callbacks:
-    """Callbacks of a lane that are due.
+    """Callbacks of a lane whose packs are done.
 
-    Invariant: they are called in the order in which they came due, one at a time, by a thread that
-    holds no lock of ours.
+    Invariant: they are called one at a time, in the order in which their packs were finished, by a
+    thread that holds no lock of the producer.
     """
 
     def __init__(self) -> None:
         self.due: collections.deque[Callable[[], object]] = collections.deque()
-        self.count = 0  # of those that were called so far
-        self._calling = False  # a thread is at it, and takes along what comes meanwhile
-        self._rested: Gate | None = None  # opened when it is not any more
+        self.count = 0  # how many were called so far
+        self._calling = False  # a thread calls them, including those that become due until its end
+        self._rested: Gate | None = None  # opened when `_calling` becomes False
 
     def finish(self, pack: Pack, error: BaseException | None = None) -> None:
-        """A pack is over.  For a method that is `answering`."""
+        """Finish a pack.  Only for a method that is decorated with `answering`."""
         if not _thread.due or _thread.due[-1] is not self:
             _thread.due.append(self)
         pack.finish(self, error)
 
     def call(self) -> None:
         """Call all that are due, unless another thread does."""
-        # Again: one may have come due while a thread, this or another, was about to rest.
+        # A loop: a callback may become due after the calling thread has seen `due` empty and before
+        # it clears `_calling`.
         while self.due and not self._calling:
             self._call_due()
 
@@ -217,10 +225,11 @@ class Callbacks:
                 try:
                     call_safely(self.due.popleft())
                 except KeyboardInterrupt as error:
-                    interrupt = error  # the others are called all the same
+                    interrupt = error  # raised after the other callbacks were called
                 self.count += 1
         finally:
-            # No interrupt comes between these lines: see `logstore.waking`.
+            # No call before `release`: an interrupt cannot stop between these lines.  See
+            # `logstore.waking`.
             if mine:
                 _thread.calling -= 1
                 self._calling = False
@@ -232,7 +241,7 @@ class Callbacks:
             raise interrupt
 
     def wait(self) -> None:
-        """Return when all that were due have been called; in a callback, at once."""
+        """Return when all callbacks that are due were called; in a callback, return at once."""
         self.call()
         while self._calling and not _thread.calling:
             with _changes:
@@ -244,7 +253,7 @@ class Callbacks:
 
 
 def call_safely(call: Callable[[], object]) -> None:
-    """Call back; what it raises is its own, and logged.  Only Ctrl-C is raised to the caller."""
+    """Call a callback; log what it raises.  Only KeyboardInterrupt is raised to the caller."""
     try:
         call()
     except KeyboardInterrupt:
@@ -256,8 +265,8 @@ def call_safely(call: Callable[[], object]) -> None:
 class Delivery(_native.Delivery):
     """The future of one record that was sent.  Made by `Producer.send`; can be awaited.
 
-    As of `concurrent.futures.Future`: `result`, `exception`, `done`, `add_done_callback`.  It
-    cannot be cancelled: what was sent is sent.
+    It has the methods of `concurrent.futures.Future`: `result`, `exception`, `done`,
+    `add_done_callback`.  It cannot be cancelled.
     """
 
     __slots__ = ()
@@ -275,19 +284,19 @@ class Delivery(_native.Delivery):
         return self._pack.carrier.number
 
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether the record is delivered or has failed."""
         return self._pack.done
 
     def cancelled(self) -> bool:
-        """Never."""
+        """Return False: a delivery cannot be cancelled."""
         return False
 
     def cancel(self) -> bool:
-        """Never: False."""
+        """Return False: a delivery cannot be cancelled."""
         return False
 
     def result(self, timeout: float | None = None) -> Position:
-        """Where the record is, once it is as durable as asked for; or raises why it is not."""
+        """Return the record's position after it is as durable as asked for; raise if it failed."""
         pack = self._pack
         if not pack.done:
             pack.wait(timeout)
@@ -296,18 +305,18 @@ class Delivery(_native.Delivery):
         return Position(pack.carrier.topic, pack.carrier.number, pack.first_offset + self._index)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Why it failed; None when it did not.  Each call returns an object of its own."""
+        """Return why the record failed, or None.  Each call returns a new exception object."""
         pack = self._pack
         if not pack.done:
             pack.wait(timeout)
         return None if pack.error is None else _without_frames(pack.error)
 
     def add_done_callback(self, call: Callable[[Delivery], object]) -> None:
-        """Have `call` called with this delivery when it is over; by whichever thread finds out."""
+        """Call `call` with this delivery when it is done; any thread of the process may call it."""
         self._pack.when_done(lambda: call(self))
 
     def __await__(self) -> Generator[Any, None, Position]:
-        """Wait in an event loop.  The loop is woken once; no thread is made."""
+        """Wait in an event loop.  The loop is woken once; no thread is started."""
         if not self._pack.done:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()

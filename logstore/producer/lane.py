@@ -1,12 +1,16 @@
-"""Lane: the records of one producer on their way into one partition.
+"""Lane: the buffer of one producer for one partition.
 
-A lane is a buffer of records, encoded as they come.  When it is full, or has lingered, or someone
-waits, all it holds becomes a pack: it is stamped with the producer's id and the next sequence,
-written in one piece, synced if that was asked for, and answered.
+`send` encodes a record into the lane.  All records of the lane become a *pack* if the lane is full,
+if it has lingered, or if a caller waits for a delivery.  A pack gets the producer's id and the next
+sequence.  The lane writes the pack with one call, syncs it if the producer uses fsync, and finishes
+its deliveries.
 
-Invariant: packs are written in the order in which they were filled, one at a time, and a pack is
-answered only after all before it.  A pack that provably is not in the log (a full disk) is tried
-again, with the same sequence; one of which that cannot be known fails, and so does the partition.
+Invariant: packs are written one at a time, in the order in which they were filled, and a pack is
+finished after all earlier packs.  If a pack is certainly not in the log (a full disk), the lane
+writes it again with the same sequence.  If that is unknown, the pack fails, and so does the
+partition.
+
+A lane does not retry by itself and has no thread: its producer calls `write_out` and `sync`.
 """
 
 from __future__ import annotations
@@ -38,18 +42,21 @@ class LaneOwner(Protocol):
     def fsync(self) -> bool: ...
     @property
     def identity(self) -> tuple[int, int]:
-        """The producer's id and epoch; (-1, -1): none, and batches are not numbered."""
+        """The producer's id and epoch; (-1, -1) if the producer is not idempotent."""
 
     def enlist(self, lane: Lane, /) -> bool:
-        """Before anything is written: whether it belongs to a transaction, which knows now."""
+        """Add the lane's partition to the open transaction, before the lane writes.
+
+        Return whether the batches are part of a transaction.
+        """
 
     def make_room(self, lane: Lane, /) -> None:
-        """A lane is full: have it written, or take it away for later."""
+        """Write a full lane, or set its records aside for the producer's thread."""
 
     def hurry(self) -> None: ...
     def note_failure(self, error: BaseException, /) -> None: ...
     def explain(self, error: BaseException, /) -> BaseException:
-        """Return the error to answer with: the coordinator knows why an epoch is over."""
+        """Return the error for the deliveries: the coordinator knows why an epoch has ended."""
 
 
 class Lane(_native.Builder):
@@ -77,14 +84,16 @@ class Lane(_native.Builder):
         self.topic = partition.topic
         self.number = partition.number
         self.sequence = 0
-        self.end_offset = 0  # of what is written
-        self._order = threading.RLock()  # one hand-over at a time, in order
-        self._settling = threading.RLock()  # one thread answers, in order
+        self.end_offset = 0  # the offset after the last record that was written
+        # Two locks, so that one thread can write while another waits for an fsync.  `_order` is
+        # held to write a pack, `_settling` to finish one; `_settling` is taken after `_order`.
+        self._order = threading.RLock()
+        self._settling = threading.RLock()
         self.callbacks = Callbacks()
-        self._unwritten: list[_native.Builder] = []
-        self._unsettled: collections.deque[Pack] = collections.deque()  # written, not answered
-        # Where the first of `_unwritten` is written, if it is: known before, so that an interrupt
-        # cannot lose it.
+        self._unwritten: list[_native.Builder] = []  # packs, oldest first; changed under `_order`
+        self._unsettled: collections.deque[Pack] = collections.deque()  # written, not finished
+        # The offset at which the first of `_unwritten` is being written.  The partition sets it
+        # before the write, so that an interrupt after the write cannot lose it.
         self._tried = [-1]
         self._pack = Pack(self)
 
@@ -103,27 +112,27 @@ class Lane(_native.Builder):
 
     @property
     def unsettled(self) -> bool:
-        """Whether some records are not answered yet."""
+        """Whether deliveries of some records are not done."""
         return bool(self._records or self._unwritten or self._unsettled)
 
     def hurry(self) -> None:
-        """Someone waits for an answer."""
+        """Make the producer write without lingering: a caller waits for a delivery."""
         self.owner.hurry()
 
     # ---- writing ----
 
     def _hand_over(self) -> None:
-        """Called when a record finds no room."""
+        """Called by the C half if a record does not fit into the lane."""
         self.owner.make_room(self)
 
     def set_aside(self) -> None:
-        """Make what is held a pack, to be written by another thread."""
+        """Move the records of the lane into a pack at the end of `_unwritten`."""
         if self._records:
             self._take_pack(self._unwritten, Pack(self))
 
     @answering
     def write_out(self) -> None:
-        """Write all that is held.  DiskFullError: nothing is lost, try again."""
+        """Write all records.  Raises DiskFullError if the rest is still here and can be retried."""
         with self._order:
             self.set_aside()
             while self._unwritten:
@@ -131,19 +140,24 @@ class Lane(_native.Builder):
                 try:
                     self._write(taken)
                 except (DiskFullError, InterruptedAppendError):
-                    raise  # it is still here; empty, if it was written
+                    raise  # `taken` stays the first of `_unwritten`; it is empty if it was written
                 except (Exception, IndeterminateAppendError) as error:  # noqa: BLE001
                     self._fail_first(error)
                 else:
                     self._put_back(taken)
 
     def _write(self, taken: _native.Builder) -> None:
+        """Write the first pack.  The caller holds `_order`.
+
+        An interrupt may have stopped an earlier call at any line.  The pack's state shows where:
+        `done` means that the pack failed, an empty builder means that the pack is in the log.
+        """
         pack: Pack = taken._pack
-        if pack.done:  # it has failed, and an interrupt came before it was taken away
+        if pack.done:  # interrupted before `_fail_first` deleted it
             self._fail_first(pack.error)
             return
         records = taken._records
-        if records == 0:  # an interrupt came between writing and noting it
+        if records == 0:  # interrupted between the write and `_written`
             self._written(taken)
             return
         pack.count = records
@@ -165,13 +179,15 @@ class Lane(_native.Builder):
             self.settle()
 
     def _written(self, taken: _native.Builder) -> None:
-        """It is in the log: before anything else, so that it is never written twice.
+        """Move the first pack from `_unwritten` to `_unsettled`, right after it was written.
 
-        No interrupt comes between these lines: see `logstore.waking`.
+        The lines after the comment contain no call until the last one, so no interrupt can stop
+        between them (see `logstore.waking`): a pack is never written twice.
         """
         pack: Pack = taken._pack
         first = self._tried[0]
         unsettled = self._unsettled
+        # One step for a signal handler from here on.
         pack.first_offset = first
         self.end_offset = first + pack.count
         self.sequence = (self.sequence + pack.count) & 0x7FFFFFFF
@@ -179,7 +195,7 @@ class Lane(_native.Builder):
         unsettled.append(pack)
 
     def _fail_first(self, error: BaseException | None) -> None:
-        """The oldest pack is not in the log, or nobody can tell, and will not be tried again."""
+        """Fail the oldest pack for good: it is not in the log, or that is unknown."""
         pack: Pack = self._unwritten[0]._pack
         if error is not None and not pack.done:
             error = self.owner.explain(error)
@@ -190,23 +206,23 @@ class Lane(_native.Builder):
 
     @answering
     def fail_unwritten(self, error: BaseException) -> None:
-        """Give up what is not in the log yet."""
+        """Fail all records that are not in the log."""
         with self._order:
             self.set_aside()
             while self._unwritten:
                 taken = self._unwritten[0]
                 if taken._records == 0 and not taken._pack.done:
-                    self._written(taken)  # an interrupt came before that
+                    self._written(taken)  # it is in the log: interrupted before `_written`
                     continue
                 with self._settling:
                     self.callbacks.finish(taken._pack, error)
                 del self._unwritten[0]
 
-    # ---- answering ----
+    # ---- finishing deliveries ----
 
     @answering
     def settle(self, end_offset: int | None = None) -> None:
-        """Answer the packs below an offset; by default all that are written."""
+        """Finish the packs that end at or before an offset; by default all that are written."""
         with self._settling:
             while self._unsettled:
                 pack = self._unsettled[0]
@@ -216,14 +232,15 @@ class Lane(_native.Builder):
                 del self._unsettled[0]
 
     def settle_interrupted(self) -> None:
-        """Answer what an interrupt kept from being answered.  For the thread of the producer."""
+        """Finish packs and call callbacks that an interrupt left.  For the producer's thread."""
         if self._unsettled and not self.owner.fsync:
             self.settle()
         self.callbacks.call()
 
     @answering
     def sync(self) -> None:
-        """Make durable what is written, and answer it."""
+        """Make the written packs durable, and finish them."""
+        # A copy, and no lock during the fsync: other threads go on writing packs after `end`.
         unsettled = list(self._unsettled)
         if not unsettled:
             return
@@ -242,19 +259,19 @@ class Lane(_native.Builder):
             self.settle(end)
 
     def begin(self) -> None:
-        """A new epoch of its producer: sequences start again."""
+        """Start the sequences at 0: the producer has a new epoch."""
         self.sequence = 0
 
     def make_durable(self) -> None:
-        """Wait until all that is written is on disk."""
+        """Wait until all records that the lane wrote are durable."""
         self.partition.make_durable(range(self.end_offset, self.end_offset))
 
     def close(self) -> None:
-        """Write and answer all; for the partition, which is about to be closed."""
+        """Write all records and finish them; called by the partition before it closes."""
         with contextlib.suppress(ClosedError):
             self._deliver()
             self._close()
-            self._deliver()  # what came in since, perhaps from callbacks
+            self._deliver()  # records that were added before `_close`, perhaps by callbacks
         self._close()
 
     def _deliver(self) -> None:

@@ -1,8 +1,9 @@
 """The thread of a producer, which writes the records that have lingered.
 
-The thread has a weak reference to its producer, so that a producer that is dropped ends its thread.
-While records are on their way the producer is in `busy`, and so is not dropped before they are
-written; at the end of the interpreter those of `busy` are flushed.
+The thread has a weak reference to its producer, so the thread ends after the producer is dropped.
+While a producer has pending records it is in `busy`, which is a strong reference: the producer is
+not dropped before its records are written.  At interpreter exit the producers in `busy` are
+flushed.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ class LingeringProducer(Protocol):
     """What the thread needs of its producer."""
 
     _closed: bool
-    _hurried: bool  # somebody waits for an answer: write without lingering
+    _hurried: bool  # a caller waits for a delivery: write without lingering
     _generation: int
     _max_block: float
 
     def _go_round(self) -> bool:
-        """Write, sync and answer; whether anything is left to look after."""
+        """Write, sync and finish deliveries; return whether records are still pending."""
 
     def _flush(self, deadline: float | None = None, /) -> None: ...
 
 
-busy: set[LingeringProducer] = set()  # with records on their way
+busy: set[LingeringProducer] = set()  # producers with pending records
 
 
 def start_thread(producer: LingeringProducer, wake: Wake, linger: float) -> threading.Thread:
@@ -51,7 +52,7 @@ def start_thread(producer: LingeringProducer, wake: Wake, linger: float) -> thre
 
 
 def _run(producer: weakref.ref[LingeringProducer], wake: Wake, linger: float) -> None:
-    """The thread: every `linger` seconds while something is on its way, then asleep."""
+    """Do a round every `linger` seconds while records are pending; otherwise sleep."""
     busy = False
     while True:
         woken = wake.wait(linger if busy else None)
@@ -59,19 +60,20 @@ def _run(producer: weakref.ref[LingeringProducer], wake: Wake, linger: float) ->
         if held is None or held._closed:
             return
         if woken and not busy and not held._hurried:
-            busy = True  # the first record waits for others, too
+            busy = True  # the first record lingers as well: write it in the next round
         else:
             busy = held._go_round()
+        # Drop the strong reference before the wait, or the producer could never be collected.
         del held
 
 
 def _waking(wake: Wake) -> Callable[[object], None]:
-    """Lets the thread end when its producer is gone."""
+    """Return a weak reference's callback that wakes the thread, so that it ends."""
     return lambda _: wake.set()
 
 
 def _flush_at_exit() -> None:
-    """Interpreter exit: what was sent and not closed is still written."""
+    """Write the records of producers that were not closed before the interpreter exits."""
     for producer in list(busy):
         if producer._generation == _native.fork_generation() and not producer._closed:
             with contextlib.suppress(Exception):

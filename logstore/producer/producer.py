@@ -1,18 +1,23 @@
 """Producer: records from an application into the topics of a store.
 
-`append` returns when its record is durable; `send` returns at once, and what it returns tells
-later.  Records of one partition travel together, in batches, in the order in which they were sent.
+`append` returns after its record is durable.  `send` returns a Delivery at once; the Delivery has
+the result later.  Each partition has a lane, which is a buffer of records.  The records of a lane
+are written in batches, in the order in which they were sent.
 
-Who does the work: a lane that is full is written by the thread that finds it full, which is the
-back-pressure; one thread of the producer writes what has lingered, syncs and answers.  That thread
-sleeps while nothing is on its way, and holds the producer only as long as something is: a producer
-that is dropped, or an interpreter that ends, still writes what was sent.
+The thread that calls `send` and finds a lane full writes the lane: that is the back-pressure.  One
+thread of the producer writes the lanes that have lingered, syncs them and finishes the deliveries.
+It sleeps while no record is pending.  A producer with pending records stays referenced, so its
+records are written even if the program drops the producer or the interpreter exits.
 
-Idempotent: every batch carries the producer's id and a sequence, so that a batch which is written
-again is answered with its first offsets.
+If the producer is idempotent, every batch has the producer's id and a sequence.  The partition
+answers a batch that is written again with the offsets of the first write.
 
-Threads may share a producer.  With a transactional id it writes in transactions, one at a time; a
-transaction belongs to one thread.
+Threads may share a producer.  A producer with a transactional id writes in transactions only, one
+at a time, and a transaction is used by one thread.
+
+Locks are taken in this order: a dedupe window's `lock`, `_making`, a lane's `_order`, the locks of
+the transaction coordinator and of the partition, the lane's `_settling`, `delivery._changes`.  No
+callback of a delivery is called while its thread holds one of them: see `delivery.answering`.
 """
 
 from __future__ import annotations
@@ -75,10 +80,10 @@ class Producer(_native.Sender, Closeable):
 
     - `batch_bytes`, `compression` (none, gzip, snappy, lz4, zstd), `compression_level`: of a batch.
     - `linger`: seconds that a record may wait for others.
-    - `buffer_bytes`: what may be held in memory; beyond it, `send` writes before it returns.
-    - `max_block`: seconds that a call may wait for room on a full disk; then it raises
+    - `buffer_bytes`: bytes of unwritten records in memory; above it, `send` writes first.
+    - `max_block`: seconds that a call may wait for space on a full disk; then it raises
       DiskFullError, and the record of that call was not taken.
-    - `delivery_timeout`: seconds after which records that were sent before fail as well.
+    - `delivery_timeout`: seconds of a full disk after which the records that wait fail, too.
     - `partitioner`: a callable of (key, value, partitions), "round_robin" or "random"; by default
       the topic's own.
     - `key_serializer`, `value_serializer`: a callable, or "json", "string", "integer", "long"...
@@ -86,13 +91,13 @@ class Producer(_native.Sender, Closeable):
     - `durability`: "fsync" or "os"; the store's by default.
     - `idempotence`: number the batches, so that none is appended twice.
 
-    A record that is sent with a `dedupe_id` (str or bytes) is sent once: for `dedupe_window`
-    seconds after it was appended, and as long as it is among the `dedupe_records` newest of its
-    partition, the same id for the same topic is answered with the first record's place.  The id is
-    kept in a header of the record, and so survives what the record survives.
+    A record that is sent with a `dedupe_id` (str or bytes) is appended once.  If the same id is
+    sent to the same topic again, the delivery has the position of the first record.  This holds for
+    `dedupe_window` seconds after the append, and while the record is among the `dedupe_records`
+    newest of its partition.  The id is a header of the record, so it lasts as long as the record.
 
     With a `transactional_id` it writes in transactions only: see `transaction`.  It is the only
-    producer of that id: one that had it before is fenced, and what it left open is aborted.
+    producer of that id: an earlier producer of the id is fenced, and its open transaction aborted.
     `transaction_timeout`: seconds after which a transaction that is still open is aborted.
     """
 
@@ -118,7 +123,7 @@ class Producer(_native.Sender, Closeable):
         dedupe_window: float = DEDUPE_WINDOW,
         dedupe_records: int = DEDUPE_RECORDS,
     ) -> None:
-        self._closed = True  # until all is in place
+        self._closed = True  # until __init__ has succeeded: `__del__` then has nothing to close
         _positive(batch_bytes=batch_bytes, linger=linger, buffer_bytes=buffer_bytes)
         _positive(max_block=max_block, delivery_timeout=delivery_timeout)
         _positive(dedupe_window=dedupe_window, dedupe_records=dedupe_records)
@@ -137,12 +142,14 @@ class Producer(_native.Sender, Closeable):
         self._interceptors = InterceptorChain(interceptors)
         self.fsync = wants_fsync(store.durability if durability is None else durability)
         self._generation = _native.fork_generation()
-        self._making = threading.RLock()  # of routes, lanes and the thread
+        self._making = threading.RLock()  # held to make a route, a lane or the thread
         self._failures: list[BaseException] = []  # since the last flush
-        self._stuck_since: float | None = None  # the disk is full
+        self._stuck_since: float | None = None  # monotonic time since which the disk is full
         self._wake = Wake()
         self._thread: threading.Thread | None = None
         self._hurried = False
+        # The next three are read by the C half of `send`.  It puts bytes into a lane without a call
+        # of Python while `_quick` is true, and calls `_look_at_buffer` after `_held_max` bytes.
         self._delivery = Delivery
         self._held_max = min(buffer_bytes, 1 << 20)
         self._client: TransactionClient | None = None  # of a transactional id
@@ -157,13 +164,13 @@ class Producer(_native.Sender, Closeable):
         self._closed = False
 
     def _is_plain(self) -> bool:
-        """Whether bytes may go straight into a batch."""
+        """Return whether `send` may put bytes into a batch without a call of Python."""
         if self._client is not None and self._client.current is None:
             return False
         return self._takes_bytes()
 
     def _takes_bytes(self) -> bool:
-        """Whether neither serializers nor interceptors have to see the records."""
+        """Return whether there are neither serializers nor interceptors."""
         chain = self._interceptors
         return not (
             self._key_serializer or self._value_serializer or chain.senders or chain.acknowledgers
@@ -180,7 +187,7 @@ class Producer(_native.Sender, Closeable):
 
     @property
     def producer_id(self) -> int:
-        """Its id in the log; -1 when it is not idempotent."""
+        """Its id in the log; -1 if it is not idempotent."""
         return self.identity[0]
 
     @property
@@ -226,20 +233,21 @@ class Producer(_native.Sender, Closeable):
         partition: int | None = None,
         dedupe_id: str | bytes | None = None,
     ) -> Position:
-        """Append one record and return where it is, once it is as durable as asked for.
+        """Append one record and return its position, after it is as durable as `durability` asks.
 
-        All that was sent to the same partition before is written first.  Raises what
-        `Partition.append` raises.
+        Records that were sent to the same partition earlier are written first.  Raises the errors
+        of `Partition.append`.
         """
         delivery = self._send(topic, value, key=key, headers=headers, timestamp=timestamp,
                               partition=partition, dedupe_id=dedupe_id)  # fmt: skip
         lane = delivery._pack.carrier
-        if not delivery.done():  # asked after the carrier was read: a lane until then
+        # `carrier` was read before `done`: if the pack is not done here, it was a lane.
+        if not delivery.done():
             self._deliver(cast(Lane, lane))
         return delivery.result()
 
     def _deliver(self, lane: Lane) -> None:
-        """Have a lane written and answered by this thread."""
+        """Write a lane and finish its deliveries in this thread."""
         self._write_blocking(lane)
         if self.fsync and (self._client is None or self._client.current is None):
             lane.sync()
@@ -256,7 +264,7 @@ class Producer(_native.Sender, Closeable):
         callback: Callable[[Delivery], object] | None = None,
         dedupe_id: str | bytes | None = None,
     ) -> Delivery:
-        """All that `send` does not do itself."""
+        """Send a record that the C half of `send` does not handle: see `_quick`."""
         self._check_usable()
         if self._client is not None:
             self._client.check_begun()
@@ -305,29 +313,29 @@ class Producer(_native.Sender, Closeable):
         error = delivery.exception(0)
         self._interceptors.on_acknowledgement(None if error else delivery.result(0), error)
 
-    # ---- what a lane asks for ----
+    # ---- for lanes ----
 
     def enlist(self, lane: Lane) -> bool:
-        """Whether what a lane is about to write belongs to a transaction, which knows of it now."""
+        """Add a lane's partition to the open transaction; return False without transactional id."""
         if self._client is None:
             return False
         self._client.enlist(lane)
         return True
 
     def make_room(self, lane: Lane) -> None:
-        """A lane is full: written by whoever finds it so."""
+        """Write a full lane in the thread that found it full."""
         self._write_blocking(lane)
 
     def note_failure(self, error: BaseException) -> None:
-        """Some records will not be delivered: `flush` and `close` tell, if nobody else does."""
+        """Keep the error of records that are not delivered; `flush` or `close` raises it."""
         self._failures.append(error)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return why an epoch is over: a partition knows that it is, the coordinator knows why."""
+        """Return the coordinator's reason for a FencedError; any other error unchanged."""
         return error if self._client is None else self._client.explain(error)
 
     def hurry(self) -> None:
-        """Someone waits for an answer."""
+        """Make the thread write without lingering: a caller waits for a delivery."""
         self._hurried = True
         self._look_after()
         self._wake.set()
@@ -335,7 +343,10 @@ class Producer(_native.Sender, Closeable):
     # ---- the buffer ----
 
     def _look_at_buffer(self) -> None:
-        """Write when too much is held.  Lanes bound themselves; this bounds many of them."""
+        """Write all lanes, the largest first, if together they hold `buffer_bytes`.
+
+        One lane is bounded by its batch size; this bounds the sum.
+        """
         held = self.held_bytes
         if held >= self._buffer_bytes:
             for lane in sorted(
@@ -343,23 +354,23 @@ class Producer(_native.Sender, Closeable):
             ):
                 self._write_blocking(lane)
             held = self.held_bytes
-        # `send` comes here again after so many bytes more.
+        # `send` calls this method again after `_held_max` more bytes.
         self._held = 0
         self._held_max = max(1, min(self._buffer_bytes - held, 1 << 20))
 
     def _write_blocking(self, lane: Lane) -> None:
-        """Write a lane; wait for room on a full disk, but not for ever."""
+        """Write a lane; on a full disk, wait for at most `max_block` seconds for space."""
         try:
             self._blocking(lane.write_out)
         except DiskFullError as error:
             error.add_note(
-                f"waited {self._max_block} s for room; {self.pending} records are held "
-                f"and will be tried again, that of this call was not taken"
+                f"waited {self._max_block} s for disk space; {self.pending} records are held "
+                f"and will be tried again, the record of this call was not taken"
             )
             raise
 
     def _blocking(self, act: Callable[[], T]) -> T:
-        """Do what a full disk may refuse, again and again, for `max_block` seconds."""
+        """Call `act` until it does not raise DiskFullError, for at most `max_block` seconds."""
         deadline = time.monotonic() + self._max_block
         while True:
             try:
@@ -372,18 +383,18 @@ class Producer(_native.Sender, Closeable):
     # ---- the thread ----
 
     def _look_after(self) -> None:
-        """Have the thread look after what is about to be sent."""
+        """Wake the thread, or start it, before a record is sent."""
         if self._idle:
             with self._making:
                 busy.add(self)
                 if self._thread is None:
                     self._thread = start_thread(self, self._wake, self._linger)
-                # First: after an interrupt between these two, the next call does it again.
+                # `_idle` is cleared last: after an interrupt before it, the next call repeats all.
                 self._wake.set()
                 self._idle = False
 
     def _write_lingering(self) -> bool:
-        """One round of the thread; whether anything is left to look after."""
+        """Do one round of the thread; return whether records are still pending."""
         self._hurried = False
         full = False
         for lane in self._router.lanes():
@@ -392,7 +403,8 @@ class Producer(_native.Sender, Closeable):
             except DiskFullError as error:
                 full = True
                 self._stuck(lane, error)
-        if not full:  # a lane with nothing to write says nothing about the disk
+        # Only a round in which no lane failed clears the time: a lane that wrote nothing succeeds.
+        if not full:
             self._stuck_since = None
         for lane in self._router.lanes():
             if self.fsync:
@@ -403,7 +415,8 @@ class Producer(_native.Sender, Closeable):
             return True
         with self._making:
             self._idle = True
-            # Whoever sent before this line is seen here; whoever comes after it, in `send`.
+            # `send` looks at `_idle` before it adds a record.  A record that was added before
+            # `_idle` was set is found by the next line; a later `send` sees `_idle` and wakes us.
             if any(lane.unsettled for lane in self._router.lanes()) or self._hurried:
                 self._idle = False
                 return True
@@ -411,18 +424,19 @@ class Producer(_native.Sender, Closeable):
             return False
 
     def _went_round(self) -> None:
-        """Wake the threads that wait for room: records may have been written."""
+        """Hook after each round: AsyncProducer wakes tasks that wait for buffer space."""
 
     def _go_round(self) -> bool:
-        """The same, whatever happens: the thread goes on as long as the store is open."""
+        """Do one round; log an error instead of raising it, because the thread has to live on."""
         try:
             return self._write_lingering()
         except BaseException:
             if not self._store.closed:
-                log.exception("a producer's thread goes on after an error")
+                log.exception("the thread of a producer continues after an error")
             return True
 
     def _stuck(self, lane: Lane, error: DiskFullError) -> None:
+        """Fail the records of a lane if the disk has been full for `delivery_timeout` seconds."""
         now = time.monotonic()
         if self._stuck_since is None:
             self._stuck_since = now
@@ -436,13 +450,13 @@ class Producer(_native.Sender, Closeable):
 
     @property
     def transactional_id(self) -> str | None:
-        """What its transactions are known by, over restarts; None: it has none."""
+        """The name of its transactions, the same after a restart; None: it writes without them."""
         return None if self._client is None else self._client.name
 
     def transaction(self) -> Transaction:
         """Begin a transaction: committed at the end of a ``with`` block, aborted if it raises.
 
-        Raises FencedError when another producer has the transactional id by now.
+        Raises FencedError if another producer has the transactional id by now.
         """
         self._check_usable()
         if self._client is None:
@@ -452,18 +466,21 @@ class Producer(_native.Sender, Closeable):
     # ---- ending ----
 
     def flush(self) -> None:
-        """Return when all that was sent is answered, as durable as asked for.
+        """Write all records that were sent; return after all their deliveries are done.
 
-        That includes what callbacks send meanwhile, unless it is a callback that flushes.
+        Records that callbacks send during the flush are included, unless a callback calls `flush`.
 
-        Raises the first error of records that could not be delivered since the last flush, a
-        BaseExceptionGroup when there were several: nothing is lost without an exception.
+        Raises the error of records that could not be delivered since the last flush, or a
+        BaseExceptionGroup if there are several: no record is lost without an exception.
         """
         self._check_usable()
         self._flush()
 
     def _flush(self, deadline: float | None = None) -> None:
-        """Write and answer all.  What callbacks send counts if they were called by `deadline`."""
+        """Write all and finish all deliveries.
+
+        Records that callbacks send are included if the callbacks were called before `deadline`.
+        """
         while True:
             before = self._called()
             for lane in self._router.lanes():
@@ -475,7 +492,8 @@ class Producer(_native.Sender, Closeable):
                     lane.settle()
             for lane in self._router.lanes():
                 lane.callbacks.wait()
-            # Other threads may send without end, and are not waited for.
+            # Repeat only if callbacks were called, which may have sent: other threads may send
+            # without end, and `flush` does not wait for their records.
             if self._called() == before or not any(lane.unsettled for lane in self._router.lanes()):
                 break
             if deadline is not None and time.monotonic() >= deadline:
@@ -483,17 +501,18 @@ class Producer(_native.Sender, Closeable):
         self._raise_failures()
 
     def _called(self) -> int:
+        """Return how many callbacks of deliveries were called so far."""
         return sum(lane.callbacks.count for lane in self._router.lanes())
 
     def _forget_failures(self) -> None:
-        """Raise none of the failures since the last flush."""
+        """Drop the failures since the last flush: an abort has made them meaningless."""
         self._failures.clear()
 
     def _raise_failures(self) -> None:
         """Raise the failures since the last flush, once."""
         failures, self._failures = self._failures, []
         if self._client is not None:
-            # An epoch that is over fails every pack alike: raise one error for the transaction.
+            # An epoch that has ended fails every pack alike: raise one error for the transaction.
             ends = (FencedError, TransactionAbortedError)
             over: list[BaseException] = [each for each in failures if isinstance(each, ends)]
             failures = over[:1] or failures
@@ -507,8 +526,8 @@ class Producer(_native.Sender, Closeable):
 
         Callbacks may send for `max_block` seconds more; then they get ClosedError.
 
-        When records cannot be written (a full disk) it raises, and can be tried again; what has
-        failed for good is raised once, and the producer is closed.
+        If a full disk keeps records from being written, it raises DiskFullError, the producer stays
+        open, and `close` can be called again.  After any other error the producer is closed.
         """
         if self._closed:
             return
@@ -534,11 +553,11 @@ class Producer(_native.Sender, Closeable):
         self._raise_failures()
 
     def _close_now(self) -> None:
-        """Take no more, and write what came in since the flush; failures are noted."""
+        """Take no more records, and write those that were sent after the flush; keep failures."""
         with self._making:
-            self._closed = True  # and no lane is made any more
+            self._closed = True  # `_making` is held: no lane is made after this line
         for lane in self._router.lanes():
-            lane._close()  # from here on nothing comes in: whoever is late gets ClosedError
+            lane._close()  # a record that is sent after this line gets ClosedError
             try:
                 self._blocking(lane.close)
             except Exception as error:  # noqa: BLE001  for the caller

@@ -1,7 +1,11 @@
-"""Router: from a topic and a key to the lane of a partition.
+"""Router: finds the lane of a partition for a topic and a key.
 
-The routes themselves are a dict of the producer's C half, which uses them in `send` without a call
-of Python.  Router makes them, and makes them again when the topic has changed.
+A route is a topic with its lanes.  The routes are a dict of the producer's C half, whose `send`
+uses them without a call of Python.  Router makes a route, and makes it again if the topic has
+changed.
+
+Invariant: routes and lanes are made under `_making`, so that a partition has one lane.  A route
+is not changed except for its lanes: a new one replaces it.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ PARTITIONERS: dict[str, Callable[[], Partitioner]] = {
 
 
 class Route(_native.Route):
-    """A topic, its lanes, and what chooses among them."""
+    """A topic, its lanes, and the partitioner that chooses among them."""
 
     topic: Topic
     partitioner: Partitioner
@@ -77,7 +81,7 @@ class Router:
         route = cast("Route | None", self._producer._routes.get(name))
         if route is not None:
             topic = route.topic
-            # Partitions may have been added, and the partitioner exchanged.
+            # The route is valid unless partitions were added or the topic's partitioner was set.
             known = not topic.deleted and topic.partition_numbers[-1] + 1 == len(route.lanes)
             if known and (self._partitioner or route.partitioner is topic.partitioner):
                 return route
@@ -102,24 +106,28 @@ class Router:
         topic = route.topic
         if partition is not None:
             number = partition_number(partition)
-            _ = topic[number]  # raises, and says which there are
+            _ = topic[number]  # raises IndexError if there is no such partition
             return number
         if not route.hashed or key is not None:
             return topic.choose_partition(key, value, route.partitioner)
         if route.left <= 0:
             sticky = cast(KeyPartitioner, route.partitioner)
             route.current = sticky.move(len(route.lanes))
-            # A batch's worth; with one partition there is nowhere else to go.
+            # Stay on the partition for the bytes of a batch; for ever if it is the only one.
             alone = len(route.lanes) == 1
             route.left = 1 << 62 if alone else max(sticky.batch_bytes, self._batch_bytes)
         route.left -= max(1, 0 if value is None else len(value))
         return route.current
 
     def lane(self, route: Route, number: int) -> Lane:
-        """Return the lane to a partition; make one if there is none, or it was reopened."""
+        """Return the lane of a partition; make one if there is none, or its partition was closed.
+
+        The partition holds the lane and closes it with itself (`close_with`).
+        """
         lane = cast("Lane | None", route.lanes[number])
         if lane is None or lane.partition.closed:
             with self._producer._making:
+                # Look again: another thread may have made the lane before we got the lock.
                 lane = cast("Lane | None", route.lanes[number])
                 if lane is None or lane.partition.closed:
                     self._producer._check_usable()
@@ -137,7 +145,7 @@ class Router:
         return lane
 
     def _first_sequence(self, lane: Lane) -> int:
-        """Where to go on: 0, unless this producer wrote there before the partition was reopened."""
+        """Return 0, or the next sequence if the producer wrote to the partition before a reopen."""
         producer_id, epoch = self._producer.identity
         entry = None if producer_id < 0 else lane.partition.known_producer(producer_id)
         if entry is None or entry.epoch != epoch:
@@ -145,7 +153,7 @@ class Router:
         return increment_sequence(entry.last_sequence, 1)
 
     def lanes(self) -> Iterator[Lane]:
-        """All lanes that were made."""
+        """Yield all lanes that were made."""
         for route in list(self._producer._routes.values()):
             for lane in list(route.lanes):
                 if lane is not None:
@@ -153,7 +161,7 @@ class Router:
 
 
 def partitioner_of(given: Partitioner | str | None) -> Partitioner | None:
-    """Return the partitioner that a setting means; None: the topic's own."""
+    """Return the partitioner of a producer's setting; None: the topic's partitioner."""
     if given is None or callable(given):
         return given
     if given not in PARTITIONERS:

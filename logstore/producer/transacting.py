@@ -1,13 +1,17 @@
-"""TransactionClient: the half of a producer that talks to the transaction coordinator.
+"""TransactionClient: the part of a producer that calls the transaction coordinator.
 
-It holds what belongs to the transactional id: the open transaction, and whether the epoch of the
-producer is over.  The producer holds the lanes and their records, and lends them for the commit.
+It has the state of the transactional id: the open transaction, and whether the producer's epoch has
+ended.  It uses the producer's lanes to write and to drop records, and does not own them.
 
-Invariant: `current` is the only open transaction; it is cleared in the same step in which the
-transaction ends, so that an interrupt finds the transaction open or over.
+Invariant: `current` is the only open transaction.  It is cleared in the same step in which the
+transaction ends, so an interrupt leaves the transaction either open or ended.
 
-For the thread that has the transaction; `enlist` and `explain` may be called by any thread that
-writes a lane.
+Order of a commit: the coordinator learns all partitions; all lanes are written; the written records
+are durable; the coordinator writes its decision.  A crash before the decision aborts the
+transaction, and a crash after it leaves only markers to write.
+
+Only the thread that has the transaction calls its methods, except `enlist` and `explain`, which any
+thread that writes a lane may call.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class TransactionClient:
         self._timeout_ms = timeout_ms
         self.current: Transaction | None = None
         self.fenced: FencedError | None = None
-        self._stale = False  # its epoch was taken away, but nobody else has the next one
+        # The producer's epoch has ended, and no other producer has the next one, as far as known.
+        # `begin` then asks the coordinator for the next epoch.
+        self._stale = False
         self._transactions = Transactions.of(store)
         producer.identity = self._transactions.init_producer(name, timeout_ms)
         self._transactions.join(self)
@@ -74,13 +80,13 @@ class TransactionClient:
             )
 
     def begin(self) -> Transaction:
-        """Begin a transaction; raises FencedError when another producer has the id by now."""
+        """Begin a transaction; raise FencedError if another producer has the id by now."""
         self._producer._check_usable()
         if self.current is not None:
             self._replace_unused(self.current)
         if self.fenced is not None:
             raise self.fenced
-        # An interrupt may have stopped the abort of the last transaction.
+        # An interrupt may have stopped the last abort before it dropped the records.
         self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         if self._stale:
             with self._noticing_fences():
@@ -90,12 +96,12 @@ class TransactionClient:
             lane.begin()
         made = Transaction(self, self._producer)
         quick = self._producer._takes_bytes()
-        # Last: an interrupt before these lines begins no transaction.
+        # Last, in one step: after an interrupt before this line no transaction is open.
         self.current, self._producer._quick = made, quick
         return made
 
     def _replace_unused(self, transaction: Transaction) -> None:
-        """An interrupt may have come between `transaction` and its with block."""
+        """End an unused transaction: an interrupt came before its ``with`` block was entered."""
         if (
             transaction.entered
             or transaction.enlisted
@@ -106,7 +112,10 @@ class TransactionClient:
         self.current = None
 
     def _renew(self) -> None:
-        """After an abort that was not ours: the next epoch, unless another producer has it."""
+        """Get the next epoch after the coordinator ended this one, or raise FencedError.
+
+        `expected` is our last epoch: the coordinator refuses if another producer took the id since.
+        """
         self._producer.identity = self._transactions.init_producer(
             self.name, self._timeout_ms, expected=self._producer.identity
         )
@@ -114,6 +123,7 @@ class TransactionClient:
 
     @contextlib.contextmanager
     def _noticing_fences(self) -> Iterator[None]:
+        """Set `fenced` if another producer has the id; `_stale` after any other error."""
         try:
             yield
         except FencedError as error:
@@ -142,7 +152,7 @@ class TransactionClient:
         except BaseException as error:
             self._give_up(transaction, error)
             raise
-        # In one step, and no call before it: an interrupt finds the transaction open, or over.
+        # One step without a call: an interrupt leaves the transaction either open or ended.
         transaction.over, self.current = "committed", None
         transaction.end("committed")
 
@@ -165,10 +175,12 @@ class TransactionClient:
         except FencedError as error:
             if not transaction.over:
                 raise
-            self.fenced = error  # whoever has the id now has written the markers first
+            # The commit was decided.  The producer that has the id now wrote the missing markers
+            # before it got its epoch, so the transaction is committed and this call succeeds.
+            self.fenced = error
 
     def _give_up(self, transaction: Transaction, error: BaseException) -> None:
-        """It could not be committed, and is aborted; or it is decided, and finished by the next."""
+        """Abort a transaction whose commit raised `error`, unless the commit is decided."""
         if transaction.over == "committed":
             self.current = None
             error.add_note(
@@ -180,7 +192,7 @@ class TransactionClient:
             return
         try:
             self.abort(transaction)
-        except Exception as failure:  # noqa: BLE001  the first error says why
+        except Exception as failure:  # noqa: BLE001  the commit's error is raised, with a note
             error.add_note(f"and it could not be aborted now: {failure}")
 
     def abort(self, transaction: Transaction) -> None:
@@ -188,7 +200,7 @@ class TransactionClient:
         self._check_mine(transaction)
         self._producer._quick = False
         told = bool(transaction.enlisted) and self.fenced is None
-        # After an interrupt from here on, `transaction` finishes the abort.
+        # After an interrupt below this line, the next `begin` finishes the abort.
         self._stale = self._stale or told
         transaction.over, self.current = "aborted", None
         transaction.end("aborted")
@@ -208,12 +220,12 @@ class TransactionClient:
         self._check_mine(transaction)
         given: Any = offsets
         if isinstance(given, Mapping):
-            as_committed(given, 0)  # what cannot be committed is refused before anything is written
+            as_committed(given, 0)  # raises for invalid offsets before anything is written
         elif not hasattr(given, "commit_in_transaction"):
             raise TypeError(f"offsets by partition, or a Consumer, not {type(given).__name__}")
         name = group_id if isinstance(given, Mapping) else given.group_id
         if not name:
-            raise ConfigError("offsets are committed for a group: say which with group_id=")
+            raise ConfigError("offsets are committed for a group: name it with group_id=")
         book = OffsetBook.of(self._store)
         producer_id, epoch = self._producer.identity
         with self._noticing_fences():
@@ -228,24 +240,28 @@ class TransactionClient:
     def _check_mine(self, transaction: Transaction) -> None:
         self._producer._check_usable()
         if self.current is not transaction:
-            raise TransactionStateError("the transaction is over")
+            raise TransactionStateError("the transaction has ended")
 
     def _drop_unwritten(self, error: BaseException) -> None:
         for lane in self._producer._router.lanes():
             lane.fail_unwritten(error)
 
     def abandon(self, error: BaseException) -> None:
-        """The store is about to close, and aborts the transaction."""
+        """End the open transaction, if any: the store aborts it because it closes."""
         transaction, self.current = self.current, None
         if transaction is not None and not transaction.over:
             self._producer._quick = False
             transaction.end("aborted, as its store was closed")
             self._drop_unwritten(error)
 
-    # ---- what a lane asks for ----
+    # ---- for lanes ----
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return why an epoch is over: a partition knows that it is, the coordinator knows why."""
+        """Return the coordinator's reason for a FencedError; any other error unchanged.
+
+        A partition only compares epochs; the coordinator knows whether the transaction timed out or
+        another producer took the id.
+        """
         if isinstance(error, FencedError):
             try:
                 self._transactions.check(self.name, self._producer.identity)
@@ -256,10 +272,12 @@ class TransactionClient:
     def enlist(self, lane: Lane) -> None:
         """Add the partition of a lane to the open transaction, before the lane writes there."""
         if self.current is None:
-            raise TransactionStateError("the transaction is over: this record came too late")
+            raise TransactionStateError("the transaction has ended: this record was sent too late")
         self._enlist(self.current, {(lane.topic, lane.number)})
 
     def _enlist(self, transaction: Transaction, partitions: set[tuple[str, int]]) -> None:
+        # The coordinator learns a partition before the first record is written there: otherwise a
+        # crash would leave records without a marker, which block `read_committed` readers.
         new = partitions - transaction.enlisted
         if new:
             self._transactions.add_partitions(self.name, self._producer.identity, new)

@@ -1,10 +1,10 @@
 """Transaction: records in many partitions, and offsets, that are committed together or not at all.
 
-Made by `Producer.transaction`.  At the end of its ``with`` block it is committed; if the block
-raises, aborted.  What was sent in it can be read by ``isolation="read_uncommitted"`` before, and by
-``"read_committed"`` once it is committed; what was aborted, never by the latter.
+Made by `Producer.transaction`.  It is committed at the end of its ``with`` block, or aborted if the
+block raises.  Readers with ``isolation="read_committed"`` see its records only after a commit, not
+after an abort.  Readers with ``"read_uncommitted"`` see the records as soon as they are written.
 
-One thread at a time; its producer has one transaction at a time.
+A transaction is used by one thread at a time, and a producer has one transaction at a time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["OffsetCommitter", "RecordOptions", "Transaction"]
 
 
 class OffsetCommitter(Protocol):
-    """What is asked of a consumer whose offsets belong to a transaction."""
+    """What a transaction needs of a consumer whose offsets it commits."""
 
     @property
     def group_id(self) -> str | None: ...
     def commit_in_transaction(self, *, producer_id: int, producer_epoch: int) -> None:
-        """Commit what was consumed so far as a part of that producer's transaction."""
+        """Commit the consumer's positions as a part of that producer's transaction."""
 
 
 class RecordOptions(TypedDict, total=False):
@@ -48,7 +48,7 @@ class Sends(Protocol):
 
 
 class TransactionOwner(Protocol):
-    """What ends a transaction."""
+    """The TransactionClient, which commits or aborts a transaction."""
 
     def commit(self, transaction: Transaction, /) -> None: ...
     def abort(self, transaction: Transaction, /) -> None: ...
@@ -64,9 +64,10 @@ class Transaction:
         self._owner = owner
         self._producer = producer
         self.enlisted: set[tuple[str, int]] = set()  # partitions that the coordinator knows of
-        self.over = ""  # how it ended
-        self.entered = False  # a with block ends it
-        # The producer's own, as quick as that; taken away when it is over.
+        self.over = ""  # how it ended; "" while it is open
+        self.entered = False  # it is in a ``with`` block, which ends it
+        # The producer's own method, without a call in between.  `end` deletes the attribute, and
+        # `__getattr__` then raises TransactionStateError.
         self.send: Callable[..., Delivery] = producer.send
 
     def __repr__(self) -> str:
@@ -78,9 +79,9 @@ class Transaction:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def check_open(self) -> None:
-        """Raise TransactionStateError when it is over."""
+        """Raise TransactionStateError if the transaction has ended."""
         if self.over:
-            raise TransactionStateError(f"the transaction is over: it was {self.over}")
+            raise TransactionStateError(f"the transaction has ended: it was {self.over}")
 
     def append(self, topic: str, value: Any, **options: Unpack[RecordOptions]) -> Position:
         """As `Producer.append`; the record is durable when the transaction is."""
@@ -95,28 +96,29 @@ class Transaction:
     ) -> None:
         """Commit offsets of a group together with the records of this transaction.
 
-        `offsets` is a Consumer, for all that it has consumed so far; or (topic, partition) to the
-        next offset to read, and then `group_id` names the group.
+        `offsets` is a Consumer, whose positions are committed; or a mapping of (topic, partition)
+        to the next offset to read, and then `group_id` names the group.
         """
         self.check_open()
         self._owner.commit_offsets(self, offsets, group_id)
 
     def commit(self) -> None:
-        """Make all of it visible, durably.
+        """Make all records and offsets of the transaction visible and durable.
 
-        Raises TransactionAbortedError or FencedError when it is not committed, and never will be.
-        After another error `over` says how it ended: once the decision is in the log, "committed".
+        Raises TransactionAbortedError or FencedError if the transaction is not committed and never
+        will be.  After any other error look at `over`: it is "committed" if the decision is in the
+        log, and the missing markers are written later.
         """
         self.check_open()
         self._owner.commit(self)
 
     def abort(self) -> None:
-        """Make sure that none of it is ever visible to readers of what is committed."""
+        """Abort: `read_committed` readers never see the records and offsets."""
         self.check_open()
         self._owner.abort(self)
 
     def end(self, how: str) -> None:
-        """It is over; for its producer."""
+        """Set how the transaction ended, and disable `send`.  For its TransactionClient."""
         self.over = how
         self.__dict__.pop("send", None)
 
@@ -133,5 +135,5 @@ class Transaction:
             return
         try:
             self.abort()
-        except Exception as failure:  # noqa: BLE001  the user's own error goes first
+        except Exception as failure:  # noqa: BLE001  the block's own error is raised, with a note
             error.add_note(f"and the transaction could not be aborted: {failure}")

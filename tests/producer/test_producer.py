@@ -343,7 +343,7 @@ def test_a_time_out_leaves_the_record_on_its_way(store: Store) -> None:
     store_lock = store["one"][0]._view.lock
     with Producer(store, linger=600.0) as producer:
         delivery = producer.send("one", b"a")
-        with store_lock, pytest.raises(TimeoutError, match="still on its way"):
+        with store_lock, pytest.raises(TimeoutError, match="still pending"):
             delivery.result(0.01)
         assert delivery.result(60).offset == 0
 

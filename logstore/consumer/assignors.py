@@ -1,11 +1,12 @@
-"""Assignors: who of a group reads which partition.
+"""Assignors: distribute the partitions of topics among the members of a group.
 
-Run by the group's leader, on what the members said about themselves; names and results are those of
-Kafka's clients, so that members of both kinds can share a group.  Pure functions: the same members
-in any order get the same.
+The group's leader runs the assignor on the subscriptions that the members sent.  Names and results
+are those of Kafka's clients, so that members of both kinds can share a group.  Assignors are pure
+functions: the result does not depend on the sequence of the members.
 
-An *eager* assignor expects that everybody has given everything back before; a *cooperative* one
-moves a partition in two steps: the owner gives it back first, and the next rebalance hands it on.
+With an *eager* assignor every member gives all its partitions back before a rebalance.  A
+*cooperative* assignor moves a partition in two rebalances: in the first the owner gives it back, in
+the second another member gets it.
 
 A user's own assignor is any callable of (partitions by topic, members); see `Assignor`.
 """
@@ -43,7 +44,7 @@ class GroupMember:
     member_id: str
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
-    generation: int = -1  # in which it got what it owns
+    generation: int = -1  # of the assignment that it owns
     instance_id: str | None = None
 
     @property
@@ -60,7 +61,7 @@ Assign = Callable[[Partitions, Sequence[GroupMember]], Mapping[str, Iterable[tup
 
 
 def range_(partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
-    """Topic by topic: every member gets a contiguous piece, the first ones one more."""
+    """Give every member a contiguous range of each topic; the first members get one more."""
     assigned: Assigned = {member.member_id: [] for member in members}
     for topic in sorted(partitions):
         readers = [m for m in sorted(members, key=lambda m: m.order) if topic in m.topics]
@@ -76,7 +77,7 @@ def range_(partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
 
 
 def round_robin(partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
-    """All partitions of all topics, dealt out one by one."""
+    """Give the partitions of all topics to the members one by one, in turn."""
     assigned: Assigned = {member.member_id: [] for member in members}
     ordered = sorted(members, key=lambda m: m.order)
     turn = 0
@@ -92,7 +93,7 @@ def round_robin(partitions: Partitions, members: Sequence[GroupMember]) -> Assig
 
 
 def sticky(partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
-    """As balanced as can be, and of that what moves the least."""
+    """Assign as evenly as possible, and move as few partitions as possible."""
     there = {TopicPartition(topic, n) for topic, numbers in partitions.items() for n in numbers}
     owned = _valid_claims(there, members)
     wanted = {topic for member in members for topic in member.topics if topic in partitions}
@@ -103,9 +104,10 @@ def sticky(partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
 
 
 def cooperative_sticky(partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
-    """As `sticky`; what has to move from a member that is there is left out for now.
+    """Like `sticky`, but do not assign a partition that another member still owns.
 
-    Its owner sees that it lost it, gives it back and joins again; then it is assigned.
+    Its owner sees that the partition is missing from its assignment, gives it back and joins again.
+    The next rebalance assigns it.
     """
     there = {TopicPartition(topic, n) for topic, numbers in partitions.items() for n in numbers}
     owner = {tp: member for member, held in _valid_claims(there, members).items() for tp in held}
@@ -118,10 +120,11 @@ def cooperative_sticky(partitions: Partitions, members: Sequence[GroupMember]) -
 def _valid_claims(
     there: set[TopicPartition], members: Sequence[GroupMember]
 ) -> dict[str, list[TopicPartition]]:
-    """What each member owns for sure.
+    """Return the partitions that each member owns without doubt.
 
-    The claim of the newest generation counts; two of the same generation cannot both be right, and
-    then neither is.  What is gone, or not subscribed to any more, is not owned.
+    If several members claim a partition, the claim of the newest generation is valid; of two
+    claims with the same generation, neither is.  A claim is not valid if the partition does not
+    exist or the member has not subscribed to its topic.
     """
     best: dict[TopicPartition, tuple[int, str]] = {}
     torn: dict[TopicPartition, int] = {}
@@ -144,12 +147,12 @@ def _valid_claims(
 
 def _equal_subscriptions(partitions: list[TopicPartition], members: Sequence[GroupMember],
                          owned: dict[str, list[TopicPartition]]) -> Assigned:  # fmt: skip
-    """All want the same: everybody gets the floor of the share, some one more."""
+    """Assign if all subscriptions are equal: each member gets an equal share, some one more."""
     assigned: Assigned = {member.member_id: [] for member in members}
     if not members:
         return assigned
     least, more = divmod(len(partitions), len(members))
-    # Who holds most goes first, so that what is one too many stays where it is.
+    # Members with the most partitions first: they may keep the one that exceeds the floor.
     for member in sorted(assigned, key=lambda m: (-len(owned[m]), m)):
         held = owned[member]
         if len(held) > least and more > 0:
@@ -173,7 +176,11 @@ def _equal_subscriptions(partitions: list[TopicPartition], members: Sequence[Gro
 
 def _unequal_subscriptions(there: set[TopicPartition], members: Sequence[GroupMember],
                            owned: dict[str, list[TopicPartition]]) -> Assigned:  # fmt: skip
-    """Each wants something else: keep what is held, give the rest to who has least, even out."""
+    """Assign if subscriptions differ.
+
+    Members keep what they own.  A free partition is given to the subscribed member with the fewest.
+    Then partitions move until no move makes two members more equal.
+    """
     assigned: Assigned = {member.member_id: list(owned[member.member_id]) for member in members}
     readers: dict[str, set[str]] = {}
     for member in members:
@@ -194,19 +201,19 @@ def _unequal_subscriptions(there: set[TopicPartition], members: Sequence[GroupMe
 
     taken = {tp for held in assigned.values() for tp in held}
     free = [tp for tp in there if tp not in taken and tp.topic in readers]
-    # Topics that few can read first: later these may have enough already.
+    # Topics with few readers first: later these readers may have many partitions already.
     for tp in sorted(free, key=lambda tp: (len(readers[tp.topic]), tp)):
         give(least_of(tp.topic), tp)
     before = {tp: member for member, held in owned.items() for tp in held}
     moved = True
-    while moved:  # each move makes the loads more equal, so that there is an end
+    while moved:  # each move lowers the sum of the squared loads, so the loop ends
         moved = False
         for giver in sorted(assigned, key=lambda m: (-len(assigned[m]), m)):
             for tp in sorted(assigned[giver], key=lambda tp: (tp in before, tp)):
                 least = least_of(tp.topic)
                 if len(assigned[giver]) < len(assigned[least]) + 2:
                     continue
-                # Rather back to where it was, if that evens out as well.
+                # Prefer the previous owner if it has as few partitions.
                 home = before.get(tp)
                 if home is not None and len(assigned[home]) == len(assigned[least]):
                     least = home
@@ -223,10 +230,10 @@ def _unequal_subscriptions(there: set[TopicPartition], members: Sequence[GroupMe
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assignor:
-    """An assignor with the name under which members agree on it.
+    """An assignor and its name; the members of a group use one that all of them have.
 
-    `assign` gets partition numbers by topic and the members, and returns the partitions of each
-    member id; one that it leaves out gets none.
+    `assign` gets the partition numbers by topic and the members, and returns the partitions of each
+    member id.  A member that is missing in the result gets none.
     """
 
     name: str
@@ -234,7 +241,7 @@ class Assignor:
     cooperative: bool = False
 
     def user_data(self, owned: Iterable[TopicPartition], generation: int) -> bytes | None:
-        """What Kafka's assignor of that name sends along with a subscription."""
+        """Return the user data that Kafka's assignor of that name adds to a subscription."""
         if self.name == "sticky":
             out = FieldWriter().array(
                 by_topic(owned).items(),
@@ -246,7 +253,7 @@ class Assignor:
         return None
 
     def member(self, member_id: str, instance_id: str | None, raw: bytes) -> GroupMember:
-        """A member, as its subscription tells."""
+        """Return a member, decoded from its subscription."""
         said = Subscription.decode(raw)
         owned, generation = said.owned, said.generation
         if said.user_data is not None:
@@ -259,11 +266,11 @@ class Assignor:
                 elif self.name == "cooperative-sticky":
                     generation = fields.int32()
             except InvalidRecordError:
-                pass  # someone else's idea of that name: what the subscription says is enough
+                pass  # user data of another assignor with that name: use the subscription's fields
         return GroupMember(member_id, said.topics, owned, generation, instance_id)
 
     def run(self, partitions: Partitions, members: Sequence[GroupMember]) -> Assigned:
-        """Assign, and check that no partition was given twice, or to who did not ask for it."""
+        """Assign; raise ConfigError if a partition is assigned twice or without subscription."""
         given = self.assign(partitions, members)
         asked = {member.member_id: set(member.topics) for member in members}
         owner: dict[TopicPartition, str] = {}
@@ -299,7 +306,7 @@ ASSIGNORS: Mapping[str, Assignor] = {
 
 
 def assignor_of(given: str | Assign | Assignor) -> Assignor:
-    """The assignor that is meant: one of Kafka's by its name, or a callable of the user's."""
+    """Return an assignor: one of Kafka's by its name, or one that calls the user's callable."""
     if isinstance(given, Assignor):
         return given
     if isinstance(given, str):

@@ -1,10 +1,10 @@
 """AsyncConsumer: a Consumer for asyncio, with the same engine.
 
-What waits, waits in the event loop: an append in any thread wakes the task, and no thread sits
-there meanwhile.  Reading itself happens in the loop; it is as quick as the page cache.  Commits
-are carried out by the one background thread of the store, since a disk can be slow.
+A task waits for records in the event loop: an append in any thread wakes it, and no thread is
+blocked.  Records are read in the loop, usually from the page cache.  The background thread of the
+store does the commits, because an fsync can be slow.
 
-Not for tasks to share; each has its own.
+Tasks must not share a consumer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ __all__ = ["AsyncConsumer"]
 
 
 class AsyncConsumer:
-    """As `Consumer`, whose arguments it takes: ``async for record in consumer``, ``await poll()``.
+    """A `Consumer` for asyncio: ``async for record in consumer``, ``await consumer.poll()``.
 
-    ``async with`` closes it.  What does not wait (seek, position, pause, lag) is not awaited.
+    The arguments are those of Consumer.  ``async with`` closes it.  Methods that do not wait (seek,
+    position, pause, lag) are plain functions.
     """
 
     def __init__(self, store: Store, *topics: Topics, **options: Any) -> None:
@@ -39,7 +40,7 @@ class AsyncConsumer:
     async def poll(
         self, *, max_records: int = 500, timeout: float | None = None
     ) -> list[ReceivedRecord]:
-        """The next records, at most `max_records`; none when `timeout` seconds bring none."""
+        """Return the next records, at most `max_records`; an empty list after `timeout` seconds."""
         consumer = self.consumer
         limit = consumer.timeout if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
@@ -51,7 +52,7 @@ class AsyncConsumer:
                 return []
 
     async def _wait(self, deadline: float | None) -> bool:
-        """Until there is something to do; False: the time is up."""
+        """Wait until the bell rings; return False at the deadline."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return False
@@ -60,7 +61,7 @@ class AsyncConsumer:
         return True
 
     async def __aiter__(self) -> AsyncIterator[ReceivedRecord]:
-        """Records one by one; ends when nothing comes for `timeout` seconds."""
+        """Yield records one by one; end after `timeout` seconds without a record."""
         consumer = self.consumer
         while True:
             deadline = None if consumer.timeout is None else time.monotonic() + consumer.timeout
@@ -74,32 +75,32 @@ class AsyncConsumer:
                     yield record
             finally:
                 consumer._positions.settle()
-            await asyncio.sleep(0)  # others have their turn, however much there is to read
+            await asyncio.sleep(0)  # let other tasks run, even if there are always more records
 
     # ---- committing ----
 
     async def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit where this consumer is, or the given offsets; durable when it returns."""
+        """Commit the positions, or the given offsets; they are durable when it returns."""
         await asyncio.wrap_future(self.consumer.commit_later(offsets))
 
     def committed(
         self, *partitions: tuple[str, int]
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What the group has committed."""
+        """Return the group's committed offsets."""
         return self.consumer.committed(*partitions)
 
-    # ---- the same ----
+    # ---- the methods of Consumer that do not wait ----
 
     def subscribe(self, *topics: Topics) -> None:
         """Read these topics from now on."""
         self.consumer.subscribe(*topics)
 
     def assign(self, partitions: list[tuple[str, int]]) -> None:
-        """Read just these partitions."""
+        """Read only these partitions."""
         self.consumer.assign(partitions)
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that it reads now."""
+        """Return the partitions that it reads now."""
         return self.consumer.assignment()
 
     def seek(self, partition: tuple[str, int], offset: Any) -> None:
@@ -107,19 +108,19 @@ class AsyncConsumer:
         self.consumer.seek(partition, offset)
 
     def position(self, partition: tuple[str, int]) -> int:
-        """The offset of the record that comes next."""
+        """Return the offset that is read next."""
         return self.consumer.position(partition)
 
     def pause(self, *partitions: tuple[str, int]) -> None:
-        """Hand out nothing of these, or of all, until `resume`."""
+        """Return no records of the named partitions, or of all, until `resume`."""
         self.consumer.pause(*partitions)
 
     def resume(self, *partitions: tuple[str, int]) -> None:
-        """Go on with these, or with all."""
+        """Return records of the named partitions, or of all, again."""
         self.consumer.resume(*partitions)
 
     def lag(self) -> Mapping[TopicPartition, Lag]:
-        """How far behind the end each partition is."""
+        """Return the distance of each partition's position to its end."""
         return self.consumer.lag()
 
     # ---- closing ----
@@ -130,7 +131,7 @@ class AsyncConsumer:
         return self.consumer.closed
 
     async def close(self) -> None:
-        """Commit what was handed out, if it commits by itself, and leave the group."""
+        """Commit the returned records' offsets if `auto_commit` is set, and leave the group."""
         self.consumer.close()
 
     async def __aenter__(self) -> Self:

@@ -1,9 +1,11 @@
 """Committer: commits the offsets of a consumer in its group.
 
-`membership` is the member that commits.  None: the consumer reads partitions of its own choice, and
-commits as nobody's member; the group then has to be empty.
+`membership` is the member that commits.  It is None if the consumer reads partitions of its own
+choice (`assign`).  Then it commits without a member id, which the group accepts only while it has
+no members.
 
-Used by the consumer's thread, and `commit_later` by the background thread of the store.
+Only the consumer's thread calls its methods.  The background thread of the store runs the commit
+that `commit_later` has prepared.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ __all__ = ["Committer"]
 
 log = logging.getLogger("logstore.consumer")
 
-COMMIT_SECONDS = 30.0  # how long a commit waits for a rebalance to be over
+COMMIT_SECONDS = 30.0  # how long a commit waits for the end of a rebalance
 
 
 class Committer:
@@ -59,20 +61,21 @@ class Committer:
         self._interval = interval
         self.due = time.monotonic() + interval
         self.membership: Membership | None = None
-        self.lost_reason = ""  # why the consumer was last out of its group
+        self.lost_reason = ""  # why the group removed the consumer the last time
 
     def commit_on_time(self) -> None:
-        """It is `due`: commit what was processed."""
+        """Commit the processed records' offsets, and set the next `due`."""
         self.due = time.monotonic() + self._interval
         self.commit_moved(self._positions.sources, "from time to time")
 
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit these offsets, or the positions; durable when it returns."""
+        """Commit these offsets, or the positions; they are durable when it returns."""
         self._carry_out(self._positions.known() if offsets is None else offsets)
 
     def commit_later(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
-        """As `commit`, by the background thread of the store."""
+        """Like `commit`, in the background thread of the store."""
         given = self._positions.known() if offsets is None else offsets
+        # Read now: the offsets belong to this generation, even if a rebalance is done first.
         member = self._member()
         return self._coordinator.in_background(lambda: self._carry_out(given, member))
 
@@ -81,6 +84,7 @@ class Committer:
         offsets: Offsets,
         member: tuple[str, int] | None = None,
     ) -> None:
+        """Commit, and wait while a rebalance is in progress; `member` None: the current one."""
         if not offsets:
             return
         deadline = time.monotonic() + COMMIT_SECONDS
@@ -95,7 +99,7 @@ class Committer:
             except RebalanceError as error:
                 if error.code != REBALANCE_IN_PROGRESS or time.monotonic() > deadline:
                     raise
-                self._bell.wait(0.01)  # the leader is about to assign
+                self._bell.wait(0.01)  # until the group's leader has assigned the partitions
                 continue
             break
         plain: dict[tuple[str, int], int] = {}
@@ -110,9 +114,10 @@ class Committer:
     def commit_moved(
         self, partitions: Iterable[TopicPartition], when: str, *, everything: bool = True
     ) -> None:
-        """Commit what has moved since the last time; `everything`: what is being processed, too.
+        """Commit the positions that moved since the last commit.
 
-        Log a warning if the group does not allow it: others process those records again.
+        `everything`: include the record that is being processed.  If the group refuses the commit,
+        log a warning: other members process those records again.
         """
         moved = self._positions.moved(partitions, everything=everything)
         try:
@@ -124,6 +129,10 @@ class Committer:
             log.warning("%s: not committed %s: %s (%s)", self.group_id, when, error, what)
 
     def _member(self) -> tuple[str, int]:
+        """Return member id and generation; ("", -1) without a group's assignment.
+
+        Raises RebalanceError if the consumer is not a member now.
+        """
         membership = self.membership
         if membership is None:
             return "", -1
@@ -133,10 +142,10 @@ class Committer:
         return membership.member_id, membership.generation
 
     def _held(self, offsets: Offsets, generation: int) -> Callable[[], bool]:
-        """Return a call that answers whether this member has held all of these since `generation`.
+        """Return a function: whether this member has held all of these since `generation`.
 
-        Other members take a cooperative member along into the next generation, from their own
-        threads, at any moment of a commit.
+        The threads of other members can move a cooperative member into the next generation at any
+        moment of a commit.  A partition that it held before and holds still may be committed.
         """
         membership = self.membership
         return lambda: membership is not None and membership.holds(offsets, generation)
@@ -144,7 +153,7 @@ class Committer:
     def committed(
         self, *partitions: tuple[str, int]
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What the group has committed, for its partitions here or for those named."""
+        """Return the group's committed offsets, for the assigned partitions or for the named."""
         known = self._book.committed(self.group_id)
         return {
             TopicPartition(*tp): known.get(TopicPartition(*tp))
@@ -155,7 +164,7 @@ class Committer:
 
     @property
     def offsets_partition(self) -> TopicPartition:
-        """The partition that keeps its group's offsets: one of a transaction that commits them."""
+        """The partition of `__consumer_offsets` that stores the offsets of its group."""
         return TopicPartition(CONSUMER_OFFSETS, self._book.partition_of(self.group_id))
 
     def commit_in_transaction(
@@ -164,7 +173,7 @@ class Committer:
         producer_epoch: int,
         offsets: Offsets | None = None,
     ) -> None:
-        """Commit as a part of a producer's transaction: it counts when that is committed."""
+        """Commit as a part of a producer's transaction; the offsets count after its commit."""
         member_id, generation = self._member()
         given = self._positions.known() if offsets is None else offsets
         self._coordinator.commit_in_transaction(

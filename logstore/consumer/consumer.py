@@ -4,15 +4,16 @@
         for record in consumer:
             bill(record.value)
 
-In a group its position is kept in the store: what was processed is committed from time to time, and
-at the end, or when the user says so.  A record counts as processed when the loop asks for the next
-one; if the block raises, the record that it was at is not committed, and comes again.
+In a group, the offsets of processed records are committed to the store: every
+`auto_commit_interval`, at `close`, and by `commit`.  A record is processed when the loop asks for
+the next one.  If the block raises, its record is not committed and is read again.
 
-It wakes when something is appended, and polls nothing.  Its lease in the group is renewed by the
-library for as long as it is used: a record that takes an hour is no reason to be thrown out, unless
-`max_processing_time` says so.
+An append wakes a waiting consumer; it does not poll.  The store's timers renew its lease in the
+group while the thread that polls is alive.  So a record may take an hour to process, unless
+`max_processing_time` is set.
 
-Not for threads to share; each has its own.  Many consumers, in as many threads, share one store.
+Threads must not share a consumer, except for `wake`.  Many consumers, in as many threads, share one
+store.  This class only connects the parts: Positions, Fetcher, Committer, Rebalancer.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ from logstore.store.store import Store
 __all__ = ["Consumer"]
 
 LOOK_SECONDS = 0.02  # how often a consumer of a readonly store looks for appends
-REFRESH_SECONDS = 1.0  # how often one without a group looks for new partitions
-SECONDS_MAX = 2_147_483.0  # of what a group's record keeps, as int32 milliseconds
-ID_ROOM = 37  # bytes that a member's id has behind its client_id or instance_id
+REFRESH_SECONDS = 1.0  # how often a consumer without a group looks for new partitions
+SECONDS_MAX = 2_147_483.0  # time-outs are int32 milliseconds in a group's record
+ID_ROOM = 37  # bytes of a member's id after its client_id or instance_id: "-" and a UUID
 
 _numbers = itertools.count(1)
 
@@ -67,20 +68,20 @@ class Consumer(Closeable):
     `topics`: names, or compiled patterns for names that match now or later.  Without `group_id` it
     reads all their partitions; in a group, those that the group assigns to it.
 
-    `start`: where to begin without a committed offset, or when it is outside of the log:
+    `start`: the position if there is no committed offset, or if it is outside of the log:
     "earliest", "latest", "none" (raise), or a time (datetime, int milliseconds).  `timeout`:
-    seconds after which iteration ends when nothing comes; None waits for ever.
-    ``isolation="read_committed"`` shows no record of an open or aborted transaction.
+    seconds without a record after which iteration ends; None waits for ever.
+    ``isolation="read_committed"`` returns no record of an open or aborted transaction.
 
-    `auto_commit` is for groups: every `auto_commit_interval` seconds, when partitions are given
-    back, and on closing.  `assignor`: a name of Kafka's (range, roundrobin, sticky,
-    cooperative-sticky), a callable, or several in order of preference.  `instance_id` makes it a
-    static member, which may be closed and come back within `session_timeout` without a rebalance.
-    `max_processing_time`: seconds that a record, or a poll's worth of them, may take before the
-    group goes on without this consumer; the error names the record.
+    `auto_commit`: a member of a group commits every `auto_commit_interval` seconds, before it gives
+    partitions back, and at `close`.  `assignor`: a name of Kafka's (range, roundrobin, sticky,
+    cooperative-sticky), a callable, or several, the preferred one first.  `instance_id` makes it a
+    static member, which may be closed and opened again within `session_timeout` without a
+    rebalance.  `max_processing_time`: seconds that a record, or the records of one poll, may take
+    before the group removes this consumer; the error names the record.
 
-    `on_assigned`, `on_revoked`, `on_lost` get lists of TopicPartition, in the thread that polls;
-    offsets can still be committed in `on_revoked`, not in `on_lost`.
+    `on_assigned`, `on_revoked`, `on_lost` get lists of TopicPartition, in the thread that polls.
+    `on_revoked` can still commit offsets, `on_lost` cannot.
     """
 
     def __init__(
@@ -146,13 +147,13 @@ class Consumer(Closeable):
             value_deserializer=deserializer(value_deserializer), interceptors=chain,
             max_processing_time=max_processing_time,
         )  # fmt: skip
-        self._manual = False  # assigned by hand
+        self._manual = False  # partitions were chosen with `assign`
         self._subscription = Subscription(store, ())
         self._refresh_due = 0.0
         self._committer: Committer | None = None
         self._rebalancer: Rebalancer | None = None
         self._offsets_log: Any = None
-        self._closed = False  # from here on __del__ finds all that it needs
+        self._closed = False  # from here on `__del__` finds every attribute that it uses
         if group_id is not None:
             if isinstance(assignor, str | Assignor) or callable(assignor):
                 assignor = [assignor]
@@ -179,14 +180,16 @@ class Consumer(Closeable):
     # ---- what is read ----
 
     def subscribe(self, *topics: Topics) -> None:
-        """Read these topics from now on, instead of what was read before."""
+        """Read these topics from now on; they replace the earlier ones."""
         self._check_open()
         for topic in topics:
             if not isinstance(topic, str | re.Pattern):
                 raise TypeError(f"a topic is a name or a compiled pattern, not {topic!r}")
             if isinstance(topic, str) and topic not in self._store:
-                self._store[topic]  # raises, with names that look alike
+                self._store[topic]  # raises UnknownTopicError, which names similar topics
         subscription = Subscription(self._store, topics)
+        # Give partitions back before the group learns the new subscription: it may assign them
+        # to another member at once.
         if self._rebalancer is not None:
             self._rebalancer.release_all_but(subscription)
         self._manual = False
@@ -199,11 +202,12 @@ class Consumer(Closeable):
             self._offsets_log.listen(self._bell.ring)
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Read just these partitions, whatever others of the group do."""
+        """Read only these partitions, independently of the group; leave the group if in it."""
         self._check_open()
         wanted = [TopicPartition(*each) for each in partitions]
         for tp in wanted:
-            if self._store[tp.topic][tp.partition].number != tp.partition:  # raises, too
+            # The lookup raises as well; the comparison refuses negative numbers.
+            if self._store[tp.topic][tp.partition].number != tp.partition:
                 raise IndexError(f"topic {tp.topic!r} has no partition {tp.partition}")
         if self._rebalancer is not None:
             self._rebalancer.leave("it reads partitions of its own choice")
@@ -213,15 +217,15 @@ class Consumer(Closeable):
         self._positions.add([tp for tp in wanted if tp not in self._positions.sources])
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that it reads now, in order."""
+        """Return the partitions that it reads now, sorted."""
         return sorted(self._positions.sources)
 
     def subscription(self) -> list[str]:
-        """The topics that it reads, or would."""
+        """Return the names of the subscribed topics, including those that match a pattern now."""
         return list(self._subscription.names())
 
     def _refresh(self) -> None:
-        """Without a group: all partitions of the topics, as they are now."""
+        """Read all partitions that the topics have now.  For a consumer without a group."""
         self._refresh_due = time.monotonic() + REFRESH_SECONDS
         there = partitions_of(self._store, self._subscription.names())
         wanted = [TopicPartition(name, each) for name, all_ in there.items() for each in all_]
@@ -236,10 +240,10 @@ class Consumer(Closeable):
     # ---- reading ----
 
     def poll(self, *, max_records: int = 500, timeout: float | None = None) -> list[ReceivedRecord]:
-        """The next records, at most `max_records`; none when `timeout` seconds bring none.
+        """Return the next records, at most `max_records`; an empty list after `timeout` seconds.
 
-        None as `timeout` means the consumer's own.  What the poll before returned counts as
-        processed from now on.
+        If `timeout` is None, the consumer's own `timeout` is used.  The records of the poll before
+        count as processed from now on.
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
@@ -257,22 +261,23 @@ class Consumer(Closeable):
                     return []
                 self._wait(left)
         except KeyboardInterrupt:
-            # What was read is returned by the next poll.
+            # The caller gets no records: set the positions back, so that the next poll reads them.
             for source, at in self._fetcher.taken.items():
                 source.seek(at)
             raise
 
     def _try_poll(self, max_records: int) -> list[ReceivedRecord]:
-        """What there is now, from several partitions if need be."""
+        """Return the records that are available now, without waiting; of several partitions."""
         self._look_around()
         return self._fetcher.take(max_records)
 
     def _look_around(self) -> None:
-        """Between records: what was handed out is processed, and the group may want something."""
+        """Do what is due between records: note them as processed, rebalance, auto-commit."""
         self._check_open()
         self._positions.finish()
         self._fetcher.handed_at = None
-        self._bell.clear()  # before looking: what comes from now on rings it
+        # Clear both signals before looking at the state: a change after this line sets them again.
+        self._bell.clear()
         self._fetcher.attention = False
         committer, rebalancer = self._committer, self._rebalancer
         membership = None if committer is None else committer.membership
@@ -288,13 +293,14 @@ class Consumer(Closeable):
             committer.commit_on_time()
 
     def _wait(self, left: float | None) -> None:
-        """Sleep until there is something to do, or `left` seconds are over."""
+        """Sleep until the bell rings, for at most `left` seconds."""
         self._bell.wait(self._nap(left))
 
     def _nap(self, left: float | None) -> float | None:
+        """Return how long to sleep if the bell does not ring."""
         naps = [left]
         if self._store.readonly:
-            naps.append(LOOK_SECONDS)  # nobody tells us of another process's appends
+            naps.append(LOOK_SECONDS)  # appends of another process do not ring the bell
         elif self._committer is None and not self._manual:
             naps.append(REFRESH_SECONDS)
         if self._committer is not None and self._committer.auto:
@@ -302,14 +308,15 @@ class Consumer(Closeable):
         return min((nap for nap in naps if nap is not None), default=None)
 
     def __iter__(self) -> Iterator[ReceivedRecord]:
-        """Records one by one; ends when nothing comes for `timeout` seconds.
+        """Yield records one by one; end after `timeout` seconds without a record.
 
-        Leaving the loop leaves the position behind the last record that was taken.
+        After the loop is left, the position is after the last record that the loop got.
         """
-        # No Python frame for each record: the scan's own iterators, one after the other.
+        # Chain the scans' own iterators, in C: no Python frame runs for each record.
         return itertools.chain.from_iterable(self._runs())
 
     def _runs(self) -> Iterator[Iterable[ReceivedRecord]]:
+        """Yield runs of records; after each, copy its position, even if the loop is left."""
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while True:
             run = self._try_run()
@@ -326,7 +333,7 @@ class Consumer(Closeable):
             deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def _try_run(self) -> Iterable[ReceivedRecord] | None:
-        """Records of one partition, as long as nothing else is to be done; None: none are there."""
+        """Return the next run of records of one partition; None if there is none now."""
         self._look_around()
         return self._fetcher.next_run()
 
@@ -338,27 +345,27 @@ class Consumer(Closeable):
         self._fetcher.attention = True
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Read from the first record on; all partitions when none is named."""
+        """Read from the first record on, in the named partitions or in all."""
         for tp in partitions or self.assignment():
             self.seek(tp, "beginning")
 
     def seek_to_end(self, *partitions: tuple[str, int]) -> None:
-        """Read only what comes from now on; all partitions when none is named."""
+        """Read only later records, in the named partitions or in all."""
         for tp in partitions or self.assignment():
             self.seek(tp, "end")
 
     def seek_to_time(self, when: int | datetime.datetime, *partitions: tuple[str, int]) -> None:
-        """Read from the first record at or after a time on, in all partitions or in those named."""
+        """Read from the first record at or after a time on, in the named partitions or in all."""
         for tp in partitions or self.assignment():
             source = self._source(tp)
             self.seek(tp, source.log.offset_for_time(when))
 
     def position(self, partition: tuple[str, int]) -> int:
-        """The offset of the record that comes next: behind the last one that was handed out."""
+        """Return the offset that is read next: the offset after the last returned record."""
         return self._positions.of(self._source(partition))
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The positions of all partitions that have one."""
+        """Return the positions of all partitions that have one."""
         return {
             tp: self.position(tp)
             for tp, source in sorted(self._positions.sources.items())
@@ -370,24 +377,24 @@ class Consumer(Closeable):
         return self._positions.source(partition)
 
     def pause(self, *partitions: tuple[str, int]) -> None:
-        """Hand out nothing of these, or of all, until `resume`; they stay assigned."""
+        """Return no records of the named partitions, or of all, until `resume`; keep them."""
         self._positions.settle()
         for tp in partitions or self.assignment():
             self._source(tp).paused = True
         self._fetcher.attention = True
 
     def resume(self, *partitions: tuple[str, int]) -> None:
-        """Go on with these, or with all."""
+        """Return records of the named partitions, or of all, again."""
         for tp in partitions or self.assignment():
             self._source(tp).paused = False
         self._bell.ring()
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused."""
+        """Return the partitions that are paused."""
         return [tp for tp, source in sorted(self._positions.sources.items()) if source.paused]
 
     def lag(self) -> dict[TopicPartition, Lag]:
-        """How far behind the end each partition is, and when it will have caught up."""
+        """Return the distance of each partition's position to its end, and the expected time."""
         now_ms, now = self._clock.time_ms(), self._clock.monotonic()
         found = {}
         for tp, position in self.positions().items():
@@ -400,37 +407,37 @@ class Consumer(Closeable):
     # ---- committing ----
 
     def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit where this consumer is, or the given offsets; durable when it returns.
+        """Commit the positions, or the given offsets; they are durable when it returns.
 
-        All that was handed out counts as processed.  Raises RebalanceError when the group has gone
-        on without this consumer: then others process those records again.
+        All records that were returned so far count as processed.  Raises RebalanceError if this
+        consumer is not a member any more: then other members process those records again.
         """
         self._in_group().commit(offsets)
 
     def commit_later(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
-        """As `commit`, in the background; the future has the outcome.
+        """Like `commit`, in the background thread of the store; the future has the result.
 
-        Commits of one store are carried out in the order in which they were asked for.
+        The thread does the commits of a store one after the other, in the order of the calls.
         """
         return self._in_group().commit_later(offsets)
 
     def _in_group(self) -> Committer:
         self._check_open()
         if self._committer is None:
-            raise ConfigError("a consumer without group_id has nowhere to commit to: give it one")
+            raise ConfigError("a consumer without group_id cannot commit: give it a group_id")
         return self._committer
 
     def committed(
         self, *partitions: tuple[str, int]
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What the group has committed, for its partitions here or for those named."""
+        """Return the group's committed offsets, for the assigned partitions or for the named."""
         return self._in_group().committed(*partitions)
 
     # ---- in a transaction ----
 
     @property
     def offsets_partition(self) -> TopicPartition:
-        """The partition that keeps its group's offsets: one of a transaction that commits them."""
+        """The partition of `__consumer_offsets` that stores the offsets of its group."""
         return self._in_group().offsets_partition
 
     def commit_in_transaction(
@@ -439,10 +446,10 @@ class Consumer(Closeable):
         producer_epoch: int,
         offsets: Offsets | None = None,
     ) -> None:
-        """Commit as a part of a producer's transaction: it counts when that is committed.
+        """Commit as a part of a producer's transaction; the offsets count after its commit.
 
-        For who runs the transaction, which then has to end in `offsets_partition`, too.  Raises
-        RebalanceError when the group has gone on without this consumer.
+        Called by the producer, which has to add `offsets_partition` to the transaction first.
+        Raises RebalanceError if this consumer is not a member any more.
         """
         self._in_group().commit_in_transaction(producer_id, producer_epoch, offsets)
 
@@ -455,13 +462,13 @@ class Consumer(Closeable):
 
     @property
     def member_id(self) -> str:
-        """Its name in the group; empty while it is not in it."""
+        """Its id in the group; empty while it is not a member."""
         membership = self._membership
         return "" if membership is None else membership.member_id
 
     @property
     def generation(self) -> int:
-        """The group's generation that it is in; -1 while it is in none."""
+        """The generation of the group in which it is a member; -1 while it is not a member."""
         membership = self._membership
         return -1 if membership is None else membership.generation
 
@@ -470,16 +477,19 @@ class Consumer(Closeable):
         return None if self._committer is None else self._committer.membership
 
     def wake(self) -> None:
-        """End the wait of a poll in another thread early; the only method for other threads."""
+        """End the wait of a poll early.  This is the only method that other threads may call."""
         self._bell.ring()
 
     def close(self) -> None:
-        """Commit what was handed out, if it commits by itself, and leave the group."""
+        """Commit the returned records' offsets if `auto_commit` is set, and leave the group."""
         self._close(everything=True)
 
     def _close(self, *, everything: bool) -> None:
+        """Close; `everything`: also commit the record that is being processed."""
         if self._closed:
             return
+        # Commit while still a member; then `on_revoked`, which may commit as well; leave last.
+        # Each step is done even if the one before raises.
         try:
             if self._committer is not None and self._committer.auto:
                 sources = self._positions.sources
@@ -501,11 +511,14 @@ class Consumer(Closeable):
         if error is None:
             self.close()
         else:
-            # What was being processed when the block failed comes again.
+            # The record that was being processed when the block raised is not committed.
             self._close(everything=False)
 
     def __del__(self) -> None:
-        """Dropped without close(): its session runs out, and nobody has to wake it any more."""
+        """Stop listening for appends; the consumer was dropped without `close`.
+
+        It does not leave the group: its session times out.
+        """
         if not self.__dict__.get("_closed", True):
             for source in self._positions.sources.values():
                 source.log.unlisten(self._bell.ring)

@@ -1,9 +1,11 @@
 """Fetcher: takes records from the sources of a consumer, for a poll or for an iteration.
 
-Records go through the deserializers and the interceptors.  If one of them raises, the positions are
-those from before the record that it failed for, so that the record is read again.
+Deserializers and interceptors are called for each record.  If one of them raises, the position is
+set back to the record that it failed for, so that the record is read again.
 
-Used by the consumer's thread; `interrupt` and `overdue` by any thread.
+Only the consumer's thread calls its methods, except `interrupt` and `overdue`, which any thread may
+call.  `interrupt` sets `attention` before it ends the run.  The consumer's thread publishes a run
+before it looks at `attention`.  So one of the two threads sees the other, without a lock.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ __all__ = ["Fetcher"]
 
 log = logging.getLogger("logstore.consumer")
 
-RUN = 32_768  # offsets that an iteration takes from a partition before it looks around
-LIST_RUN = 512  # the same, of records that go through the user's own code
+RUN = 32_768  # offsets that an iteration reads from a partition before the next one has its turn
+LIST_RUN = 512  # the same, if deserializers or interceptors are called
 
 
 class Fetcher:
-    """Reads the partitions of `positions`, each in its turn."""
+    """Reads the partitions of `positions`, one after the other."""
 
     def __init__(
         self,
@@ -58,19 +60,19 @@ class Fetcher:
         self._value_deserializer = value_deserializer
         self._interceptors = interceptors
         self._max_processing_time = max_processing_time
-        # Whether an iteration can hand out what the scan gives, and nothing has to look at it.
+        # Whether an iteration can return the records of a scan without a call of Python code.
         self._plain = not (
             key_deserializer
             or value_deserializer
             or interceptors.receivers
             or max_processing_time is not None
         )
-        self.attention = False  # something else than records wants to be looked at
-        self.taken: dict[Source, int | None] = {}  # positions before the poll that is under way
-        self.handed_at: float | None = None  # when `current` of the positions was handed out
+        self.attention = False  # end the run: the group or a commit needs the consumer's thread
+        self.taken: dict[Source, int | None] = {}  # positions before the current poll
+        self.handed_at: float | None = None  # when `current` of the positions was returned
 
     def take(self, max_records: int) -> list[ReceivedRecord]:
-        """What there is now, from several partitions if need be."""
+        """Return the records that are available now, without waiting; of several partitions."""
         found: list[ReceivedRecord] = []
         began: dict[TopicPartition, int] = {}
         for source in list(self._positions.turn):
@@ -81,7 +83,7 @@ class Fetcher:
             except BaseException as error:
                 if not found or isinstance(error, KeyboardInterrupt):
                     raise
-                break  # what was read is returned first; the error comes again
+                break  # return the records before the error; the next call raises it again
             if records:
                 assert at is not None
                 began[source.partition] = at
@@ -99,7 +101,7 @@ class Fetcher:
         return given
 
     def _read(self, source: Source, limit: int) -> list[ReceivedRecord]:
-        """Records of one partition, deserialized; none when there are none."""
+        """Return records of one partition, deserialized; an empty list if there are none."""
         at = source.position
         if source.paused or at is None:
             return []
@@ -110,7 +112,7 @@ class Fetcher:
         try:
             made.extend(map(self._deserialized, records))
         except SerializationError as error:
-            # Those before it first; it comes with the next call, and its offset is the position.
+            # Return the records before it.  The position is the bad record: the next call raises.
             source.seek(error.offset)
             if not made:
                 raise
@@ -120,7 +122,7 @@ class Fetcher:
         return made
 
     def _read_raw(self, source: Source, limit: int) -> list[Record]:
-        """A position outside of the log, or past a truncation, is reset as `start` says."""
+        """Read records; if the position is outside of the log or truncated, set it to `start`."""
         try:
             return source.read(limit)
         except OffsetOutOfRangeError as error:
@@ -160,7 +162,7 @@ class Fetcher:
     def _intercepted(
         self, records: list[ReceivedRecord], began: Mapping[TopicPartition, int]
     ) -> list[ReceivedRecord]:
-        """As the interceptors want them; when one fails, it is as if nothing had been read."""
+        """Return the result of `on_consume`; if it raises, set the positions back to `began`."""
         if not self._interceptors.receivers:
             return records
         try:
@@ -174,7 +176,7 @@ class Fetcher:
     # ---- iterating ----
 
     def next_run(self) -> Iterable[ReceivedRecord] | None:
-        """Records of one partition, as long as nothing else is to be done; None: none are there."""
+        """Return a run: an iterable of records of one partition; None if there are none now."""
         for source in list(self._positions.turn):
             run = self._scan_run(source) if self._plain else self._list_run(source)
             self._positions.next_turn(source)
@@ -188,11 +190,12 @@ class Fetcher:
         try:
             run = source.run(RUN)
         except (OffsetOutOfRangeError, ClosedError, UnknownTopicError):
-            run = None  # the longer way knows what to do
+            run = None  # `_list_run` handles these errors
         if run is None:
             return self._list_run(source)
         self._positions.running, self._positions.run = source, run
         self._positions.run_began = source.position
+        # After `run` was published: an `interrupt` before that found no run to end.
         if self.attention:
             run.end()
         return cast("Iterable[ReceivedRecord]", run)
@@ -207,7 +210,7 @@ class Fetcher:
         return self._each(source, given) if given else None
 
     def _each(self, source: Source, records: list[ReceivedRecord]) -> Iterator[ReceivedRecord]:
-        """Give out a run one by one; whatever ends it, the position is right behind."""
+        """Yield records one by one; at the end, set the position after the last yielded record."""
         at = self._positions
         at.running = source
         timed = self._max_processing_time is not None
@@ -221,14 +224,14 @@ class Fetcher:
                 if self.attention:
                     break
         finally:
-            # Not if somebody has moved the position meanwhile, or the partition is gone.
+            # `running` is another if the loop has called `seek`, or the partition was revoked.
             if at.running is source and record is not records[-1]:
                 source.seek(at.current.offset + 1)
 
     # ---- for other threads ----
 
     def interrupt(self) -> None:
-        """Have the consumer look around before the next record; by any thread."""
+        """End the current run: the consumer then rebalances or commits before the next record."""
         self.attention = True
         run = self._positions.run
         if run is not None:
@@ -236,7 +239,11 @@ class Fetcher:
         self._bell.ring()
 
     def overdue(self) -> str:
-        """What it has been at for longer than it may; called by the timers' thread."""
+        """Return which record is processed for longer than `max_processing_time`, or "".
+
+        The timers' thread calls it.  It reads without a lock: a wrong time is noticed one heartbeat
+        later.
+        """
         limit, since, record = self._max_processing_time, self.handed_at, self._positions.current
         if limit is None or since is None or record is None:
             return ""

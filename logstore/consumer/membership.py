@@ -1,15 +1,19 @@
-"""Membership: a consumer's side of its group.
+"""Membership: one consumer as a member of its group.
 
-It joins, runs the assignor when it leads, asks for its assignment, and renews its lease.  Most of
-that happens in other threads: those of other members, or of the timers.  What it comes to, an
-assignment or the loss of one, waits here until the consumer's own thread takes it, so that the
-user's callbacks run there and a record that takes long to process throws nobody out.
+It joins the group, runs the assignor if it is the leader, gets its assignment, and renews its
+lease (heartbeats).  Threads of other members and of the timers do most of that.  An assignment, or
+its loss, is kept here until the consumer's own thread takes it.  So the user's callbacks run in the
+consumer's thread, and a record that takes long to process does not cost the membership.
 
-With a cooperative assignor it joins again by itself when others come and go, and says what it still
-holds: no partition is handed on before the consumer has given it back.  With an eager one the
-consumer gives everything back first, and the group waits for it, for the rebalance time-out.
+With a cooperative assignor a member joins again from any thread when another member joins or
+leaves, and sends the partitions that it still holds.  The group assigns none of these to another
+member before the consumer has given it back.  With an eager assignor the consumer's thread gives
+all partitions back before it joins, and the group waits for it, up to the rebalance time-out.
 
-State under `_lock`, a leaf: nobody is called while it is held.
+Invariant: `_owned` contains every partition that the consumer may be reading.
+
+`_lock` guards the state.  It is taken last: only `timers.after` is called while it is held.  The
+coordinator calls `_joined`, `_synced` and `_look` from any thread, and never under its own lock.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ FATAL = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MembershipSettings:
-    """What a consumer says about itself; times are seconds."""
+    """What a consumer sends to its group when it joins; times are seconds."""
 
     group_id: str
     client_id: str
@@ -64,17 +68,17 @@ class MembershipSettings:
 
     @property
     def cooperative(self) -> bool:
-        """Whether all of its assignors hand over in two steps."""
+        """Whether all of its assignors move a partition in two rebalances."""
         return all(assignor.cooperative for assignor in self.assignors)
 
 
 class Membership:
     """One consumer in one group.
 
-    `attention` is called, by any thread, when there is something for the consumer to take.
-    `alive` tells whether somebody still uses the consumer: without that no lease is renewed.
-    `overdue` tells, in words, what it has been at for too long.  `topics` and `partitions` tell
-    what is subscribed to now, and which partitions there are.
+    `attention` is called by any thread if there is an assignment or a loss for the consumer to
+    take.  `alive` returns whether the consumer is still used; if not, the lease is not renewed.
+    `overdue` returns a text if a record is processed for too long, or "".  `topics` returns the
+    names of the subscribed topics, `partitions` the partition numbers of given topics.
     """
 
     def __init__(
@@ -101,23 +105,23 @@ class Membership:
         self._phase = OUT
         self._attempt = 0
         self._closed = False
-        # What the consumer reads, or may take up or give back now, each with the generation since
-        # which it does; and the generation of the latest assignment in it.  Only the consumer's
-        # thread changes it, apart from a loss.
+        # The partitions that the consumer reads, is about to read or is giving back, each with the
+        # generation since which it holds it.  Only the consumer's thread changes it.
+        # `_owned_generation` is the generation of the latest assignment in it.
         self._owned: dict[TopicPartition, int] = {}
         self._owned_generation = -1
         self._subscribed: tuple[str, ...] = ()
-        self._led: dict[str, list[int]] | None = None  # partitions when it last led an assignment
+        self._led: dict[str, list[int]] | None = None  # partitions of its last assignment as leader
         self._rejoin: str | None = None  # why the consumer's thread has to join again
         self._assigned: tuple[TopicPartition, ...] | None = None  # of `generation`, not taken yet
-        self._lost: str | None = None
-        self._failure: BaseException | None = None
+        self._lost: str | None = None  # why the group removed this member, not taken yet
+        self._failure: BaseException | None = None  # raised by every poll from now on
         self._beat: Timeout | None = None
 
     # ---- for the consumer's thread ----
 
     def needs_to_join(self) -> str | None:
-        """Why the consumer should join now; None: it need not."""
+        """Return why the consumer has to join now; None if it need not."""
         with self._lock:
             if self._closed or self._phase in (JOINING, SYNCING) or self._assigned is not None:
                 return None
@@ -126,9 +130,10 @@ class Membership:
             return self._rejoin
 
     def take_assignment(self) -> tuple[TopicPartition, ...] | None:
-        """The assignment that has come, once; it is held from now on, besides what was before.
+        """Return a new assignment, once, and add its partitions to those that are held.
 
-        In one step: whoever has this member join meanwhile says that it owns all of that.
+        Both happen under the lock: if another thread makes this member join again, the member
+        claims the new partitions as well as the old ones.
         """
         with self._lock:
             if self._failure is not None:
@@ -140,7 +145,7 @@ class Membership:
             return assigned
 
     def take_loss(self) -> str | None:
-        """Why everything that was held is lost; None: it is not.  Once."""
+        """Return why the member lost all its partitions, once; None if it did not."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -152,11 +157,11 @@ class Membership:
 
     @property
     def loss(self) -> str:
-        """Why what was held is lost, while the consumer has not taken note; "" otherwise."""
+        """Why the member lost its partitions, until the consumer takes it; "" otherwise."""
         return self._lost or ""
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
-        """The consumer does not hold these any more: the group may give them to others."""
+        """Give up partitions that the consumer has stopped reading: the group may reassign them."""
         released = set(partitions)
         with self._lock:
             self._owned = {tp: since for tp, since in self._owned.items() if tp not in released}
@@ -170,13 +175,13 @@ class Membership:
             )
 
     def join_again(self, reason: str) -> None:
-        """The consumer has changed what it says about itself: the group has to know."""
+        """Make the consumer's thread join again, since its subscription or partitions changed."""
         with self._lock:
             self._rejoin = reason
 
     @property
     def settled(self) -> bool:
-        """Whether it is a member, with nothing to take."""
+        """Whether it is a member, and neither an assignment nor a loss waits for the consumer."""
         with self._lock:
             return self._phase == MEMBER and self._assigned is None and self._lost is None
 
@@ -188,9 +193,10 @@ class Membership:
     # ---- joining ----
 
     def join(self, reason: str) -> None:
-        """Ask to be in the next generation; what comes of it is for `take_assignment`."""
+        """Ask to be in the next generation; `take_assignment` returns the result later."""
         topics = self._topics()
-        # Once it has begun it is done to the end: otherwise this member waits for ever for a reply.
+        # `_phase` is set before the request: an interrupt in between would leave this member
+        # waiting for a reply that never arrives.
         uninterrupted(lambda: self._join(reason, topics))
 
     def _join(self, reason: str, topics: tuple[str, ...]) -> None:
@@ -200,7 +206,7 @@ class Membership:
                 return
             self._phase = JOINING
             self._rejoin = None
-            self._assigned = None  # not taken, so not owned: it counts no longer
+            self._assigned = None  # it was not taken, so it is not owned: drop it
             self._attempt += 1
             attempt, member_id = self._attempt, self.member_id
             owned, generation = tuple(sorted(self._owned)), self._owned_generation
@@ -235,6 +241,10 @@ class Membership:
         )
 
     def _joined(self, attempt: int, reply: JoinReply) -> None:
+        """Handle the reply to a join: assign if this is the leader, then ask for the assignment.
+
+        A reply to an earlier attempt is ignored.
+        """
         with self._lock:
             closed = self._closed
             if attempt != self._attempt and not closed:
@@ -247,10 +257,10 @@ class Membership:
                 self.member_id, self.generation = reply.member_id, reply.generation
                 self._phase = SYNCING
         if closed:
-            # It left while it waited to be let in, and did not know its id then.
+            # `leave` was called before this reply, without a member id: leave now.
             if not reply.error and self.settings.instance_id is None:
                 self.coordinator.leave(
-                    self.settings.group_id, member_id=reply.member_id, reason="closed meanwhile"
+                    self.settings.group_id, member_id=reply.member_id, reason="closed while joining"
                 )
             return
         if reply.error:
@@ -260,7 +270,7 @@ class Membership:
         if reply.leader == reply.member_id and not reply.skip_assignment:
             try:
                 assignments = self._assign(reply)
-            except BaseException as error:  # noqa: BLE001  the user's: it is raised by poll
+            except BaseException as error:  # noqa: BLE001  of the user's assignor: `poll` raises it
                 with self._lock:
                     self._failure = error
                     self._phase = OUT
@@ -279,7 +289,7 @@ class Membership:
         )
 
     def _assign(self, reply: JoinReply) -> list[tuple[str, bytes]]:
-        """As the leader: who gets what."""
+        """Run the assignor, as the leader; return the encoded assignment of each member."""
         assignor = next(a for a in self.settings.assignors if a.name == reply.protocol)
         members = [assignor.member(*member) for member in reply.members]
         topics = sorted({topic for member in members for topic in member.topics})
@@ -301,10 +311,10 @@ class Membership:
         self._attention()
 
     def _refused(self, error: str) -> None:
-        """Under the lock."""
+        """Handle an error reply.  With the lock held."""
         if error == REBALANCE_IN_PROGRESS:
             self._phase = MEMBER
-            self._rejoin = "a rebalance began meanwhile"
+            self._rejoin = "another rebalance has begun"
         elif error in FATAL:
             self._phase = OUT
             self._failure = explain(self.settings.group_id, error)
@@ -312,7 +322,7 @@ class Membership:
             self._lose(error)
 
     def _lose(self, error: str) -> None:
-        """Under the lock: the group goes on without this member."""
+        """Note that the group has removed this member.  With the lock held."""
         self._phase = OUT
         self._lost = error
         self._assigned = None
@@ -323,14 +333,18 @@ class Membership:
     # ---- the lease ----
 
     def _look(self) -> None:
-        """Somebody came or went, or this member was taken out; called by whoever did it."""
+        """Send a heartbeat, and handle a rebalance or the loss of the membership.
+
+        The timers call it, and the thread that changed the group: the one of a member that joins or
+        leaves, or of the coordinator that removed this member.
+        """
         with self._lock:
             if self._closed or self._phase != MEMBER:
                 return
             member_id, generation = self.member_id, self.generation
         error = self._renew(member_id, generation, self._alive())
         if error == REBALANCE_IN_PROGRESS and not self._alive():
-            return  # nobody would take up what it gets
+            return  # the consumer was dropped: it would not take its assignment
         why = self.coordinator.why_out(self.settings.group_id, member_id) if error else ""
         with self._lock:
             if self._over(generation):
@@ -348,10 +362,11 @@ class Membership:
         self._attention()
 
     def _over(self, generation: int) -> bool:
-        """Under the lock: whether it is not a member of that generation any more."""
+        """Return whether it is not a member of that generation any more.  With the lock held."""
         return self._closed or self._phase != MEMBER or self.generation != generation
 
     def _renew(self, member_id: str, generation: int, alive: bool) -> str:
+        """Send a heartbeat; return the coordinator's error, or ""."""
         try:
             return self.coordinator.heartbeat(
                 self.settings.group_id,
@@ -366,7 +381,7 @@ class Membership:
             return ""
 
     def _heartbeat(self) -> None:
-        """From time to time, by the timers' thread."""
+        """Renew the lease, and look for changes; the timers call it every `heartbeat_interval`."""
         with self._lock:
             if self._closed:
                 return
@@ -375,7 +390,7 @@ class Membership:
             )
             member, member_id = self._phase == MEMBER, self.member_id
         if not self._alive():
-            return  # nobody uses it any more: its session runs out
+            return  # the consumer was dropped: its session times out
         too_long = self._overdue()
         if too_long and member:
             log.warning("%s of group %s: %s", member_id, self.settings.group_id, too_long)
@@ -391,7 +406,7 @@ class Membership:
             self._attention()
 
     def _what_changed(self) -> str:
-        """What a member has to tell its group by joining again; "" for nothing."""
+        """Return why the member has to join again: topics or partitions changed; "" if not."""
         with self._lock:
             if self._phase != MEMBER:
                 return ""
@@ -403,7 +418,7 @@ class Membership:
         return ""
 
     def leave(self, reason: str) -> None:
-        """Go, and tell the group; a static member does not, and has until its session ends."""
+        """Leave the group.  A static member stays in it until its session times out."""
         with self._lock:
             if self._closed:
                 return
@@ -413,5 +428,5 @@ class Membership:
         if beat is not None:
             self.coordinator.timers.cancel(beat)
         if member_id and self.settings.instance_id is None:
-            with contextlib.suppress(ClosedError):  # the store went first, and the group with it
+            with contextlib.suppress(ClosedError):  # the store was closed first
                 self.coordinator.leave(self.settings.group_id, member_id=member_id, reason=reason)

@@ -1,10 +1,12 @@
-"""Positions: the partitions of a consumer, and how far it has come in each.
+"""Positions: the assigned partitions of a consumer, and the next offset to read of each.
 
-`sources` has a Source for each partition that is assigned.  What was handed out last may still be
-processed by the user: `handed` has the offsets from before it, and `running` is the source whose
-run is being iterated.  While `run` is a scan of C, it knows the position; `settle` ends it.
+`sources` has a Source for each assigned partition.  The user may still process the records that
+were returned last.  `handed` has the offsets before those records; an auto-commit after an error
+uses them.  A *run* is an iterator of records of one partition; `running` is the source of the run
+that is being iterated.  If `run` is set, it is a scan in C, and the position is in the scan:
+`settle` ends the scan and copies the position into the source.
 
-Used by the consumer's thread alone.
+Only the consumer's thread uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Start: TypeAlias = "str | int | datetime.datetime"
 
 
 class Positions:
-    """Where a consumer is."""
+    """The positions of one consumer."""
 
     def __init__(
         self,
@@ -49,19 +51,19 @@ class Positions:
         self._group_id: str | None = None
         self._book: OffsetBook | None = None
         self.sources: dict[TopicPartition, Source] = {}
-        self.turn: list[Source] = []  # whose turn it is, first first
-        self.running: Source | None = None  # an iteration is in a run of it
-        self.run: _native.SegmentScan | None = None  # that run
-        self.run_began = 0
-        self.current: Any = None  # the record that was handed out last, or the first of a poll
-        self.handed: dict[TopicPartition, int] = {}
+        self.turn: list[Source] = []  # the sources; the one that is read next is the first
+        self.running: Source | None = None  # the source of the run that is being iterated
+        self.run: _native.SegmentScan | None = None  # that run, if it is a scan in C
+        self.run_began = 0  # the position at the begin of `run`
+        self.current: Any = None  # the record that was returned last, or the first of a poll
+        self.handed: dict[TopicPartition, int] = {}  # positions before the last returned records
 
     def start_from(self, group_id: str, book: OffsetBook) -> None:
-        """Begin where the group has committed."""
+        """Start at the offsets that a group has committed, as `book` has them."""
         self._group_id, self._book = group_id, book
 
     def exists(self, tp: TopicPartition) -> bool:
-        """Return whether the partition is there."""
+        """Return whether the partition exists."""
         try:
             self._store[tp.topic][tp.partition]
         except (UnknownTopicError, IndexError):
@@ -69,7 +71,7 @@ class Positions:
         return True
 
     def add(self, partitions: list[TopicPartition]) -> None:
-        """Read these partitions, too."""
+        """Read these partitions as well."""
         for tp in partitions:
             log = self._store[tp.topic][tp.partition]
             source = Source(tp, log, committed=self._committed_only, on_corrupt=self._on_corrupt)
@@ -80,7 +82,7 @@ class Positions:
             self.place()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions no more."""
+        """Stop reading these partitions."""
         for tp in partitions:
             source = self.sources.pop(tp, None)
             if source is not None:
@@ -91,7 +93,7 @@ class Positions:
                     self.running = self.current = self.run = None
 
     def place(self) -> None:
-        """Find the position of partitions that have none yet."""
+        """Set the position of partitions that have none: the committed offset, or `start`."""
         lost = [source for source in self.sources.values() if source.position is None]
         if not lost:
             return
@@ -103,17 +105,20 @@ class Positions:
         for source in lost:
             tp = source.partition
             if tp in pending:
-                continue  # a transaction decides soon where it starts: its marker rings the bell
+                # An open transaction has committed an offset.  Wait for its end: its marker is
+                # appended to __consumer_offsets, which rings the bell.
+                continue
             known = committed.get(tp)
             if known is not None:
                 source.seek(known.offset)
                 source.committed_offset = known.offset
             else:
+                # Read `cut` first: a truncation after it is then noticed by the next read.
                 cut = source.log.cut
                 source.seek(self.start_of(source), cut)
 
     def start_of(self, source: Source) -> int:
-        """Return where to begin without a committed offset, as `start` has it."""
+        """Return the offset that `start` stands for; raise ConfigError if it is "none"."""
         start = self.start
         if start == "earliest":
             return source.log.start_offset
@@ -123,24 +128,27 @@ class Positions:
             return source.log.offset_for_time(start)
         raise ConfigError(
             f"no committed offset for {source.partition} of group {self._group_id!r}, and start is "
-            f"'none': commit one, or say where to start"
+            f"'none': commit an offset, or set start"
         )
 
     def next_turn(self, source: Source) -> None:
-        """The others first, before it is this one's turn again."""
+        """Move a source to the end of `turn`, so that the others are read first."""
         if self.turn and self.turn[0] is source:
             self.turn = self.turn[1:] + self.turn[:1]
 
-    # ---- what is handed out ----
+    # ---- returned records ----
 
     def finish(self) -> None:
-        """What was handed out is processed."""
+        """Note that all returned records are processed."""
         self.settle()
         self.handed = {}
         self.running = self.current = None
 
     def settle(self) -> None:
-        """End the scan that is being iterated, if any; its partition is where that stands."""
+        """End the scan that is being iterated, if any, and copy its position into its source.
+
+        The last record that the scan returned may still be processed: `handed` gets its offset.
+        """
         run, source = self.run, self.running
         if run is None or source is None:
             return
@@ -153,7 +161,7 @@ class Positions:
         self.running = None
 
     def reached(self, source: Source) -> int | None:
-        """Return the offset after what was handed out; None: where it starts is not known yet."""
+        """Return the offset after the last returned record; None if there is no position yet."""
         if self.running is source:
             if self.run is not None:
                 return max(self.run_began, self.run.next_offset)
@@ -162,7 +170,7 @@ class Positions:
         return source.position
 
     def processed(self, source: Source) -> int:
-        """Where it was before what was handed out last."""
+        """Return the offset after the last processed record, without the last returned ones."""
         if self.running is source and self.run is not None:
             return max(self.run_began, self.run.next_offset - 1)
         if self.running is source and self.current is not None:
@@ -173,9 +181,9 @@ class Positions:
     def moved(
         self, partitions: Iterable[TopicPartition], *, everything: bool
     ) -> dict[TopicPartition, CommittedOffset | int]:
-        """Return the offsets to commit, of those that have moved since the last commit.
+        """Return the offsets to commit: of the partitions that moved since the last commit.
 
-        `everything`: also what is being processed.
+        `everything`: include the records that are being processed.
         """
         moved: dict[TopicPartition, CommittedOffset | int] = {}
         for tp in partitions:
@@ -216,26 +224,26 @@ class Positions:
             raise OffsetOutOfRangeError(
                 offset, start=log.start_offset, end=log.end_offset, where=log.name
             )
-        self.settle()  # a run under way ends here
+        self.settle()  # first, since it sets the position of the source whose run it ends
         source.seek(offset, cut)
         self.handed.pop(source.partition, None)
         if self.running is source:
             self.running = self.current = None
 
     def of(self, source: Source) -> int:
-        """The offset of the record that comes next: behind the last one that was handed out."""
+        """Return the offset that is read next; raise if an open transaction decides it."""
         if self.reached(source) is None:
             self.place()
         position = self.reached(source)
         if position is None:
             raise explain(
                 self._group_id or "", "UNSTABLE_OFFSET_COMMIT",
-                f"a transaction that is not over has committed an offset of {source.partition}",
+                f"a transaction that is still open has committed an offset of {source.partition}",
             )  # fmt: skip
         return position
 
     def known(self) -> dict[TopicPartition, int]:
-        """The positions of all partitions that have one."""
+        """Return the positions of all partitions that have one."""
         return {
             tp: self.of(source)
             for tp, source in sorted(self.sources.items())

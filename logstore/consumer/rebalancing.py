@@ -1,9 +1,12 @@
-"""Rebalancer: what a consumer does as a member of a group, between two records.
+"""Rebalancer: the steps of a rebalance that run in the consumer's thread, between two records.
 
-It joins, takes the assignment, gives partitions back and commits what was processed of them first,
-and calls the user's `on_assigned`, `on_revoked` and `on_lost`.  Membership keeps the lease
-meanwhile, from a thread of its own; it holds the Rebalancer weakly, so that the lease of a consumer
-that was dropped runs out.
+It joins the group, takes the assignment, and gives partitions back after it has committed their
+processed records.  It calls the user's `on_assigned`, `on_revoked` and `on_lost`.  Membership does
+the steps that must not wait for the consumer, such as heartbeats, from other threads.  It has only
+weak references to the Rebalancer, so the lease of a dropped consumer is not renewed.
+
+Invariant: a partition is released (`Membership.release`) after the consumer has stopped reading it.
+The group assigns only released partitions to other members of a cooperative group.
 
 Subscription: the topics that a consumer has subscribed to.
 """
@@ -38,7 +41,7 @@ Moved: TypeAlias = "Callable[[list[TopicPartition]], object]"
 
 
 def partitions_of(store: Store, topics: Iterable[str]) -> dict[str, list[int]]:
-    """The numbers of the partitions of topics, as they are now; without topics that are gone."""
+    """Return the partition numbers of each topic now, without topics that do not exist."""
     found = {}
     for topic in topics:
         with contextlib.suppress(UnknownTopicError):
@@ -54,7 +57,7 @@ class Subscription:
         self.topics = topics
 
     def names(self) -> tuple[str, ...]:
-        """The names that it means now."""
+        """Return the names of the topics, including those that match a pattern now."""
         topics = self.topics
         names = {topic for topic in topics if isinstance(topic, str)}
         patterns = [topic for topic in topics if not isinstance(topic, str)]
@@ -66,7 +69,7 @@ class Subscription:
 
 
 class Rebalancer:
-    """The member of one consumer; `thread` is the one that polls."""
+    """Rebalances one consumer; `thread` is the thread that polls."""
 
     def __init__(
         self,
@@ -93,7 +96,8 @@ class Rebalancer:
         self.closed = False
 
     def _join(self) -> None:
-        """Become a member of the group."""
+        """Make the Membership; the consumer's next poll joins the group with it."""
+        # The timers keep the Membership alive: a strong reference would keep the consumer, too.
         this = weakref.ref(self)
 
         def attention() -> None:
@@ -132,10 +136,11 @@ class Rebalancer:
         return self._settings.group_id
 
     def release_all_but(self, subscription: Subscription) -> None:
-        """Give back what another subscription does not mean, if the group is cooperative.
+        """Give back partitions of topics that a new subscription does not have, if cooperative.
 
-        The group gives away what a member has not subscribed to, and may have it join as soon as
-        the new subscription is known: nothing of that may be read by then.
+        Another thread can make this member join as soon as the new subscription is set.  The group
+        then assigns partitions of other topics to other members, so the consumer must have stopped
+        reading them before.
         """
         membership = self._committer.membership
         if membership is not None and self._settings.cooperative:
@@ -145,26 +150,26 @@ class Rebalancer:
                 self._give_back(membership, left)
 
     def subscribe(self, subscription: Subscription) -> bool:
-        """Take part in the group with this subscription; return whether it is a new member."""
+        """Use this subscription in the group; return whether a Membership was made."""
         self._subscription = subscription
         membership = self._committer.membership
         if membership is not None:
             membership.join_again("it subscribed to other topics")
             return False
-        # Of the consumer's own choice: the group does not know of them.
+        # Partitions that were chosen with `assign`: the group does not know of them.
         self._positions.drop(list(self._positions.sources))
         self._join()
         return True
 
     def leave(self, reason: str) -> None:
-        """Leave the group, if it is a member; the partitions stay."""
+        """Leave the group, if it is a member; the consumer keeps its partitions."""
         self._subscription = Subscription(self._store, ())
         if self._committer.membership is not None:
             self._committer.membership.leave(reason)
             self._committer.membership = None
 
     def revoke_on_closing(self, held: list[TopicPartition]) -> None:
-        """Call `on_revoked` for the last time; not for a static member, which keeps its place."""
+        """Call `on_revoked` for the last time; not for a static member, which stays a member."""
         on_revoked, self.on_revoked = self.on_revoked, None  # it may close the consumer
         leaves = self._committer.membership is not None and self._settings.instance_id is None
         if leaves and held and on_revoked is not None:
@@ -177,9 +182,10 @@ class Rebalancer:
             self._committer.membership.leave("it was closed")
 
     def coordinate(self, membership: Membership) -> None:
-        """Do what the group wants; does not wait."""
+        """Take losses and assignments, and join if necessary, until none is left; do not wait."""
         while True:
-            self._fetcher.attention = False  # before looking: what comes from now on is seen later
+            # Before looking at the membership: a change after this line sets it again.
+            self._fetcher.attention = False
             lost = membership.take_loss()
             if lost is not None:
                 self._lose(lost)
@@ -194,13 +200,13 @@ class Rebalancer:
                     break
                 self._adopt(membership, assigned)
             except KeyboardInterrupt:
-                membership.join_again("an interrupt kept it from taking its assignment")
+                membership.join_again("an interrupt stopped it before it took its assignment")
                 raise
         self._positions.place()
 
     def _adopt(self, membership: Membership, assigned: tuple[TopicPartition, ...]) -> None:
-        """Read what the assignment says, and nothing else, even if a callback raises."""
-        names = self._subscription.names()  # perhaps it was for those of another subscription
+        """Read the assigned partitions, and no others, even if a callback raises."""
+        names = self._subscription.names()  # it may have changed since the assignment was made
         there = [tp for tp in assigned if tp.topic in names and self._positions.exists(tp)]
         gone = [tp for tp in self._positions.sources if tp not in there]
         new = sorted(tp for tp in there if tp not in self._positions.sources)
@@ -214,10 +220,10 @@ class Rebalancer:
                 self.on_assigned(new)
 
     def _give_back(self, membership: Membership, partitions: list[TopicPartition]) -> None:
-        """Let go of partitions: what was processed is committed first.
+        """Give partitions back: commit, call `on_revoked`, stop reading, release; in this order.
 
-        An error on the way does not keep them: the group has decided.  They are owned until the
-        end of it.
+        Each step is done even if the one before raises: the group has already decided.  The
+        partitions are owned until the last step, so that both commits are accepted.
         """
         partitions = sorted(partitions)
         with contextlib.ExitStack() as then:
@@ -228,12 +234,14 @@ class Rebalancer:
                 self._committer.commit_moved(partitions, "before a rebalance")
 
     def _let_go(self, membership: Membership, partitions: list[TopicPartition]) -> None:
+        # `drop` before `release`: after `release` another member may read the partitions.
         self._positions.drop(partitions)
         membership.release(partitions)
         if self._settings.cooperative:
             membership.join_again(f"it gave back {len(partitions)} partitions")
 
     def _lose(self, reason: str) -> None:
+        """Stop reading all partitions without a commit: other members may have them already."""
         partitions = sorted(self._positions.sources)
         if partitions:
             log.warning("%s: lost %d partitions: %s", self.group_id, len(partitions), reason)

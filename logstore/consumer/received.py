@@ -1,4 +1,4 @@
-"""The records that a consumer hands out."""
+"""The records that a consumer returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReceivedRecord(Protocol):
 
     @property
     def offset(self) -> int:
-        """Its place in the partition."""
+        """Its number in the partition."""
 
     @property
     def partition(self) -> int:
@@ -40,7 +40,7 @@ class ReceivedRecord(Protocol):
 
 
 class ConsumedRecord(NamedTuple):
-    """A record whose key or value went through a deserializer."""
+    """A record of a consumer with a key or value deserializer."""
 
     value: Any
     key: Any

@@ -1,10 +1,14 @@
-"""Source: one partition, as a consumer reads it.
+"""Source: reads one assigned partition of a consumer.
 
-It hands out records in runs, straight from the scan.  `position` is the offset of the record that
-comes next, or None while that is not known yet.  What lies outside of the log is for the consumer
-to decide: OffsetOutOfRangeError, and LogTruncatedError if the log was truncated below the position.
+It returns records in runs, which are iterators of the partition's scan.  `position` is the next
+offset to read, or None if it is not known yet.
 
-Used by the consumer's thread alone.
+Invariant: no record is skipped without an exception.  If the position is outside of the log,
+reading raises OffsetOutOfRangeError; if the log was truncated below the position, it raises
+LogTruncatedError, even if other records have been appended since.  The Fetcher decides where to
+continue.
+
+Only the consumer's thread uses it.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ class Source:
         self.partition = partition
         self.log = log
         self.position: int | None = None
-        self.committed_offset = -1  # what this consumer last committed of it
+        self.committed_offset = -1  # the offset that this consumer committed last
         self.paused = False
         self.pace = Pace()
         self._committed = committed
@@ -48,14 +52,14 @@ class Source:
 
     @property
     def end(self) -> int:
-        """As far as may be read now."""
+        """The end of the records that may be read now, as `isolation` allows."""
         return self.log.last_stable_offset if self._committed else self.log.end_offset
 
     def seek(self, position: int | None, cut: Cut | None = None) -> None:
-        """Read on from there.
+        """Set the position.
 
-        `cut` is the newest truncation from before the position was chosen.  It is left out if the
-        position follows from records of this source.
+        `cut` is the newest truncation, read before the position was chosen.  Leave it out if the
+        position was derived from records of this source.
         """
         self.position = position
         self._scan = self._records = None
@@ -63,9 +67,9 @@ class Source:
             self._cut = cut
 
     def read(self, limit: int) -> list[Record]:
-        """The next records, at most `limit`; none when there are none yet.
+        """Return the next records, at most `limit`; an empty list if there are none yet.
 
-        What was read before an error is returned first; the error comes with the next call.
+        If an error follows some records, return the records; the next call raises the error.
         """
         position = self.position
         assert position is not None
@@ -83,16 +87,17 @@ class Source:
             self.position = records[-1].offset + 1
         if len(records) < limit:
             if self._scan is not None and not records:
-                # Offsets without a record: markers, aborted transactions, compaction.
+                # The scan has passed offsets without a record, such as markers, aborted
+                # transactions or compacted records: do not read them again.
                 self.position = max(position, self._scan.next_offset)
             self._scan = self._records = None
         return records
 
     def run(self, limit: int) -> _native.SegmentScan | None:
-        """The scan's own iterator over the next `limit` offsets; None when there is none.
+        """Return the scan's own iterator of the next `limit` offsets; None if there is none.
 
-        Its ``next_offset`` is the position from now on: whoever takes it calls `seek` with that in
-        the end.  For a reader that wants no more than the records as they are.
+        From now on the iterator's ``next_offset`` is the position, and `position` is not updated.
+        The caller calls `seek` with ``next_offset`` at the end.
         """
         position = self.position
         assert position is not None
@@ -112,7 +117,10 @@ class Source:
         return "read_committed" if self._committed else "read_uncommitted"
 
     def _open(self, position: int) -> bool:
-        """Begin to read; False: nothing is there yet.  Raises when it is outside of the log."""
+        """Start a scan at a position; return False if there is no record yet.
+
+        Raises if the position is outside of the log, or was truncated.
+        """
         log = self.log
         end = self.end
         if log.cut is not self._cut:
@@ -128,6 +136,8 @@ class Source:
         return True
 
     def _check_cuts(self, position: int) -> None:
+        """Raise LogTruncatedError if the log was truncated below the position since `_cut`."""
+        # Read the newest cut first: one that is added in between is checked again by the next call.
         newest, lowest = self.log.cut, self._cut.lowest_since()
         if lowest is not None and lowest < position:
             raise LogTruncatedError(position, truncated_to=lowest, start=self.log.start_offset,

@@ -1,8 +1,8 @@
-"""Bell: wakes whoever waits, a thread or a task of an event loop.
+"""Bell: wakes one thread, or one task of an event loop.
 
-The one who waits clears it, looks whether there is something to do, and only then waits: a ring in
-between is not lost.  Ringing a bell that has rung costs next to nothing, so that it can be done
-after every append.
+The waiter calls `clear`, looks for work, and then calls `wait`.  A `ring` after `clear` ends the
+wait, so no ring is lost.  To ring a bell that has already rung is one comparison, so that every
+append can ring it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ class Bell:
     __slots__ = ("_lock", "_loop", "_rung", "_task_wakes", "_wake")
 
     def __init__(self) -> None:
-        self._rung = False
+        self._rung = False  # written under `_lock`, except by `clear`, which only the waiter calls
         self._lock = threading.Lock()
         self._wake = Wake()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task_wakes: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        """Wake whoever waits, or will."""
+        """End the current wait, or the next one."""
         if self._rung:
             return
         with self._lock:
             self._wake.set()
             if self._loop is not None and self._task_wakes is not None:
-                with contextlib.suppress(RuntimeError):  # a closed loop: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
                     self._loop.call_soon_threadsafe(_wake, self._task_wakes)
-            # Last: a ring that an interrupt stops does not keep the next one from waking.
+            # Set `_rung` last: if an interrupt stops this ring, the next one still wakes.
             self._loop = None
             self._rung = True
 
     def clear(self) -> None:
-        """From now on a ring counts."""
+        """Forget earlier rings.  Call it before looking for work."""
         self._rung = False
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for a ring since `clear`; False: the time is up."""
+        """Wait for a ring since `clear`; return False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + min(timeout, LONGEST)
         while True:
             with self._lock:
@@ -59,7 +59,7 @@ class Bell:
             self._wake.wait(left)
 
     async def wait_in_loop(self, timeout: float | None) -> bool:
-        """As `wait`, for a task: no thread waits meanwhile."""
+        """Like `wait`, for a task of an event loop; no thread is blocked."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._rung:

@@ -1,11 +1,12 @@
-"""Groups: what can be known of the groups of a store, and done about them from outside.
+"""Groups: inspect and change the groups of a store, without being a member.
 
     groups = Groups(store)
     groups.commit("nightly", {("orders", 0): 1200})          # without a consumer
     groups.describe("workers").state                         # 'Stable'
     groups.reset_offsets("workers", to="earliest", dry_run=True)
 
-A store that is open readonly can be asked, not changed.
+Of a store that is open readonly, groups can be inspected and not changed.  The GroupCoordinator
+makes each change under the lock of its group; this class has no state.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class GroupMemberDescription:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group: Kafka's name of its state, its members, and how it came there."""
+    """A group: Kafka's name of its state, its members, and the latest changes of its state."""
 
     group_id: str
     state: str
@@ -60,7 +61,7 @@ class GroupDescription:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """What a reset does to one partition; `before` is None where nothing was committed."""
+    """The change of one partition by a reset; `before` is None if no offset was committed."""
 
     partition: TopicPartition
     before: int | None
@@ -85,10 +86,10 @@ class Groups:
     def _coordinator(self) -> GroupCoordinator:
         return GroupCoordinator.of(self._store)
 
-    # ---- what is there ----
+    # ---- inspecting ----
 
     def names(self) -> list[str]:
-        """The names of all groups that have members or committed offsets."""
+        """Return the names of all groups that have members or committed offsets."""
         if self._store.readonly:
             return self._book.groups()
         return self._coordinator.group_ids()
@@ -100,7 +101,7 @@ class Groups:
         return group_id in self.names()
 
     def describe(self, group_id: str) -> GroupDescription:
-        """State, members and history of a group; one that nobody knows is Dead, as in Kafka."""
+        """Return state, members and history; the state of an unknown group is Dead, as in Kafka."""
         number = self._book.partition_of(group_id) if self._book.partitions else 0
         if self._store.readonly:
             known = self._book.knows(group_id)
@@ -135,15 +136,15 @@ class Groups:
         )
 
     def history(self, group_id: str) -> tuple[Transition, ...]:
-        """The latest changes of a group's state, oldest first, each with its reason."""
+        """Return the latest changes of a group's state, oldest first, each with its reason."""
         return self.describe(group_id).history
 
     def committed(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
-        """The committed offsets of a group."""
+        """Return the committed offsets of a group."""
         return self._book.committed(group_id)
 
     def lag(self, group_id: str) -> dict[TopicPartition, Lag]:
-        """How far a group's committed offsets are behind the ends of their partitions."""
+        """Return the distance from a group's committed offsets to the ends of their partitions."""
         now = self._clock.time_ms()
         found = {}
         for tp, committed in sorted(self.committed(group_id).items()):
@@ -167,30 +168,30 @@ class Groups:
         *,
         metadata: str = "",
     ) -> None:
-        """Commit offsets without a consumer, all or none; durable when it returns.
+        """Commit offsets without a consumer, all or none; they are durable when it returns.
 
-        `offsets`: the offset of the record that is wanted next, by (topic, partition).  Raises
-        UnknownTopicError and IndexError for partitions that do not exist, RebalanceError while the
-        group has members: then only they commit.
+        `offsets`: the next offset to read, by (topic, partition).  Raises UnknownTopicError or
+        IndexError if a partition does not exist, and RebalanceError if the group has members: then
+        only members may commit.
         """
         told = as_committed(offsets, self._clock.time_ms(), metadata)
         for topic, number in told:
-            self._store[topic][number]  # raises
+            self._store[topic][number]  # raises if it does not exist
         self._coordinator.commit(group_id, told)
 
     def delete(self, group_id: str) -> None:
-        """Remove a group and its committed offsets.  RebalanceError while it has members."""
+        """Remove a group and its committed offsets.  Raises RebalanceError if it has members."""
         self._coordinator.delete_group(group_id)
 
     def delete_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
-        """Forget committed offsets of some partitions; RebalanceError while a member reads them."""
+        """Delete committed offsets.  Raises RebalanceError if a member reads one of the topics."""
         self._coordinator.delete_offsets(group_id, partitions)
 
     def remove_member(
         self, group_id: str, *, member_id: str = "", instance_id: str | None = None,
         reason: str = "removed by an administrator",
     ) -> None:  # fmt: skip
-        """Take a member out of a group, by its id or, for a static one, its instance id."""
+        """Remove a member from a group, by its id or, for a static member, its instance id."""
         error = self._coordinator.leave(
             group_id, member_id=member_id, instance_id=instance_id, reason=reason
         )
@@ -201,7 +202,7 @@ class Groups:
     def expire_offsets(
         self, now: int | datetime.datetime | None = None
     ) -> dict[str, list[TopicPartition]]:
-        """Forget offsets that nobody has committed for seven days; what went, by group."""
+        """Delete offsets that were not committed for seven days; return them by group."""
         now_ms = round(now.timestamp() * 1000) if isinstance(now, datetime.datetime) else now
         return self._coordinator.expire_offsets(now_ms)
 
@@ -220,20 +221,20 @@ class Groups:
         file: str | os.PathLike[str] | None = None,
         dry_run: bool = False,
     ) -> list[OffsetReset]:
-        """Move a group's offsets, in one of Kafka's eight ways; what changes, by partition.
+        """Set a group's offsets in one of Kafka's eight ways; return the change of each partition.
 
         - ``to="earliest"``, ``to="latest"``: the first record, or the end;
-        - ``to="current"``: what is committed, moved into the log if it is outside of it;
-        - ``offset=n``: that one;
-        - ``shift=n``: that much further, or back if negative;
+        - ``to="current"``: the committed offset, moved into the log if it is outside of it;
+        - ``offset=n``: this offset;
+        - ``shift=n``: the committed offset plus n, which may be negative;
         - ``at=``: the first record at or after a time (a datetime, or int milliseconds);
-        - ``ago=``: the same, so long before now (a timedelta, or seconds);
+        - ``ago=``: the same, for a time before now (a timedelta, or seconds);
         - ``file=``: a CSV of topic,partition,offset, as Kafka's tool exports.
 
-        What would lie outside of the log becomes its nearest end.  `partitions`: topics, or (topic,
-        partition); those of the committed offsets when nothing is said.  ``dry_run=True`` only says
-        what would be done.  RebalanceError while the group has members, and for a group that does
-        not exist unless partitions are named.
+        An offset outside of the log is replaced by the nearest end of the log.  `partitions` are
+        topics or (topic, partition); by default all partitions with a committed offset.
+        ``dry_run=True`` changes nothing.  Raises RebalanceError if the group has members, or if it
+        does not exist and no partitions are named.
         """
         given = [name for name, value in (("to", to), ("offset", offset), ("shift", shift),
                  ("at", at), ("ago", ago), ("file", file)) if value is not None]  # fmt: skip
@@ -292,7 +293,7 @@ class Groups:
             if isinstance(each, str):
                 found += [TopicPartition(each, log.number) for log in self._store[each]]
             else:
-                self._store[each[0]][each[1]]  # raises
+                self._store[each[0]][each[1]]  # raises if it does not exist
                 found.append(TopicPartition(*each))
         return found
 
@@ -315,7 +316,7 @@ def _topics(subscription: bytes) -> tuple[str, ...]:
     try:
         return Subscription.decode(subscription).topics
     except LogStoreError:
-        return ()  # of another protocol
+        return ()  # of another protocol type than "consumer"
 
 
 def _assignment(assignment: bytes) -> tuple[TopicPartition, ...]:
@@ -326,7 +327,7 @@ def _assignment(assignment: bytes) -> tuple[TopicPartition, ...]:
 
 
 def _from_file(path: str | os.PathLike[str]) -> dict[TopicPartition, int]:
-    """Offsets from a CSV of topic,partition,offset."""
+    """Read offsets from a CSV of topic,partition,offset."""
     found = {}
     with open(path, newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.reader(file), 1):

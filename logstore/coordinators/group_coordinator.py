@@ -1,14 +1,16 @@
 """GroupCoordinator: the groups of one store.
 
-It gives each GroupMachine what that does not have: a lock, the time, timers, the log, and a way to
-answer.  There is one for each store that is open for writing; members live in the same process and
-call it directly, so that nobody has to wait for a heartbeat to learn of a rebalance.
+A GroupMachine decides, without I/O.  The coordinator gives it a lock, the time, timers and the log,
+and delivers its replies.  A store that is open for writing has one coordinator.  Members are in the
+same process and call it directly, so a member learns of a rebalance at once (a *nudge*) and not by
+its next heartbeat.
 
-A group is loaded from the log when it is first asked for.  Members of a process that is gone are
-taken out then, static ones after their session's time-out.
+A group is loaded from the log at its first use.  Members of a process that has ended are removed
+then; static members are removed after their session's time-out.
 
-Threads share it.  Locks: one for each group, taken before those of the OffsetBook; answers and
-nudges are given when none is held.
+Threads share it.  The lock of a group (`_Room.lock`) is taken before the coordinator's `_lock` and
+before those of the OffsetBook.  Replies and nudges are called while no lock is held, because they
+call back into the coordinator.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ __all__ = ["GroupCoordinator", "explain"]
 
 log = logging.getLogger("logstore.groups")
 
-# Members of this process say so as their host: a process that ends takes them with it.
+# The client host of members of this process.  After a restart, members with this host are gone.
 IN_PROCESS = "/in-process"
 OFFSETS_RETENTION_MS = 7 * 86_400_000
 EXPIRY_SECONDS = 600.0
@@ -75,26 +77,26 @@ _WORDS = {
 
 
 def explain(group: str, code: str, more: str = "") -> RebalanceError:
-    """The exception for one of Kafka's error names."""
+    """Return the exception for one of Kafka's error names."""
     reason = _WORDS.get(code, "refused")
     return RebalanceError(f"{reason}; {more}" if more else reason, group=group, code=code)
 
 
 class _Room:
-    """A group with what belongs to it here."""
+    """One group of the coordinator: its machine, lock and timers.  `lock` guards all fields."""
 
     def __init__(self, machine: GroupMachine) -> None:
         self.machine = machine
         self.lock = threading.RLock()
         self.timeouts: dict[tuple[str, str], Timeout] = {}
         self.nudges: dict[str, Callable[[], None]] = {}  # by member id
-        self.expelled: dict[str, str] = {}  # members that were put out, and why
+        self.expelled: dict[str, str] = {}  # why members were removed by `expel`, by member id
 
 
 class GroupCoordinator(Closeable):
     """The groups of one store: `GroupCoordinator.of`.
 
-    `config` may be replaced at any time; groups that are loaded later go by it.
+    `config` may be replaced at any time; groups that are loaded later use it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -121,11 +123,11 @@ class GroupCoordinator(Closeable):
 
     @classmethod
     def of(cls, store: Store) -> GroupCoordinator:
-        """The coordinator of a store; closed with it."""
+        """Return the coordinator of a store; it is closed with the store."""
         return store.companions.of(cls)
 
     def close(self) -> None:
-        """End all groups here; what they are is in the log."""
+        """End all groups in memory and answer their waiting requests; the log keeps the groups."""
         with self._lock:
             self._closed = True
             rooms = list(self._rooms.values())
@@ -144,7 +146,7 @@ class GroupCoordinator(Closeable):
             worker.shutdown(wait=True)
 
     def in_background(self, act: Callable[[], None]) -> concurrent.futures.Future[None]:
-        """Have something done by the one thread for that, in the order of asking."""
+        """Call `act` in the background thread; calls are done one by one, in the order given."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"the store {self.store.path} is closed")
@@ -155,6 +157,7 @@ class GroupCoordinator(Closeable):
     # ---- groups ----
 
     def _room(self, group_id: str) -> _Room:
+        """Return a group; load it from the log at its first use."""
         if not check_text("a group's name", group_id):
             raise ConfigError("a group has a name, not ''")
         with self._lock:
@@ -171,7 +174,10 @@ class GroupCoordinator(Closeable):
             machine = GroupMachine(group_id, self.config, now_ms=self.clock.time_ms())
             room = self._rooms[group_id] = _Room(machine)
             room.lock.acquire()
-        try:  # outside of the coordinator's lock: others may go on with other groups
+        # The group is visible, and locked until it is loaded.  Its lock was taken under `_lock`,
+        # against the order of locks, but no other thread could hold it yet.  Now `_lock` is free:
+        # other threads can use other groups, and a thread that wants this one waits.
+        try:
             metadata = self.book.metadata(group_id)
             if metadata is not None:
                 now = self.clock.time_ms()
@@ -191,7 +197,7 @@ class GroupCoordinator(Closeable):
         return room
 
     def _act(self, group_id: str, event: Callable[[GroupMachine, int], list[Effect]]) -> None:
-        # What the machine wants is done to the end: the group would wait for ever for the rest.
+        # An interrupt between two effects would leave members waiting for ever for a reply.
         uninterrupted(lambda: self._act_now(group_id, event))
 
     def _act_now(self, group_id: str, event: Callable[[GroupMachine, int], list[Effect]]) -> None:
@@ -202,7 +208,10 @@ class GroupCoordinator(Closeable):
             call()
 
     def _carry_out(self, room: _Room, effects: list[Effect]) -> list[Callable[[], object]]:
-        """Do what the machine wants, under the group's lock; what is left to do without it."""
+        """Carry out effects, with the group's lock held.
+
+        Return the calls of members that the caller has to make after it has released the lock.
+        """
         later: list[Callable[[], object]] = []
         queue = list(effects)
         while queue:
@@ -221,6 +230,7 @@ class GroupCoordinator(Closeable):
                 nudge = room.nudges.get(effect.member_id)
                 if nudge is not None:
                     later.append(nudge)
+        # A member that was removed is nudged once more: its heartbeat then gets the error.
         for member_id in [m for m in room.nudges if m not in room.machine.members]:
             later.append(room.nudges.pop(member_id))
         return later
@@ -231,6 +241,7 @@ class GroupCoordinator(Closeable):
             self.timers.cancel(timeout)
 
     def _write(self, room: _Room, effect: StoreGroup) -> list[Effect]:
+        """Write the group's record, and return the effects of `stored`."""
         error = ""
         try:
             self.book.write_group(room.machine.group_id, effect.metadata)
@@ -243,14 +254,14 @@ class GroupCoordinator(Closeable):
         with room.lock:
             timeout = room.timeouts.get(key)
             if timeout is None or timeout.pending:
-                return  # cancelled, or set anew, while we came
+                return  # cancelled or set again before this thread got the lock
             del room.timeouts[key]
             now = self.clock.time_ms()
             later = self._carry_out(room, room.machine.expire(key, now))
         for call in later:
             call()
 
-    # ---- what members ask for ----
+    # ---- requests of members ----
 
     def join(
         self,
@@ -266,10 +277,9 @@ class GroupCoordinator(Closeable):
         nudge: Callable[[], None],
         reason: str = "",
     ) -> None:
-        """Join; `done` gets the answer, perhaps in another thread, when the others have joined.
+        """Join a group; `done` gets the reply, in any thread, after all members have joined.
 
-        `nudge` is called from then on whenever the member should look after itself: to join again,
-        or because it was taken out.
+        After a successful join, `nudge` is called if the member has to join again or was removed.
         """
 
         def answer(reply: JoinReply | SyncReply) -> None:
@@ -308,7 +318,7 @@ class GroupCoordinator(Closeable):
         instance_id: str | None,
         assignments: Iterable[tuple[str, bytes]] = (),
     ) -> None:
-        """Ask for the assignment; `done` gets it when the leader has brought it."""
+        """Ask for the assignment; `done` gets it after the leader has sent the assignments."""
 
         def answer(reply: JoinReply | SyncReply) -> None:
             assert isinstance(reply, SyncReply)
@@ -335,7 +345,7 @@ class GroupCoordinator(Closeable):
         instance_id: str | None,
         renew: bool = True,
     ) -> str:
-        """Renew the member's lease; "" or what it has to know.  ``renew=False`` only asks."""
+        """Renew the member's lease; return "" or an error.  ``renew=False`` only checks."""
         error = ""
 
         def event(machine: GroupMachine, now: int) -> list[Effect]:
@@ -356,7 +366,7 @@ class GroupCoordinator(Closeable):
         instance_id: str | None = None,
         reason: str = "",
     ) -> str:
-        """Take a member out; "" or why that cannot be."""
+        """Remove a member; return "" or an error."""
         error = ""
 
         def event(machine: GroupMachine, now: int) -> list[Effect]:
@@ -370,20 +380,24 @@ class GroupCoordinator(Closeable):
         return error
 
     def expel(self, group_id: str, member_id: str, reason: str) -> None:
-        """Take a member out that does not do its part; it is told why when it comes back."""
+        """Remove a member, and keep the reason for its next heartbeat or commit."""
         room = self._room(group_id)
         with room.lock:
             room.expelled[member_id] = reason
         self.leave(group_id, member_id=member_id, reason=reason)
 
     def why_out(self, group_id: str, member_id: str) -> str:
-        """Why a member was put out; "" when nobody said."""
+        """Return why `expel` removed a member; "" if it did not."""
         return self._room(group_id).expelled.get(member_id, "")
 
     # ---- offsets ----
 
     def _may_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None,
                     transactional: bool, held: Callable[[], bool]) -> Guard:  # fmt: skip
+        """Return the guard of a commit: the book calls `check` and appends under the lock.
+
+        So no rebalance can begin between the check and the append.
+        """
         room = self._room(group_id)
 
         def check() -> None:
@@ -409,10 +423,10 @@ class GroupCoordinator(Closeable):
         instance_id: str | None = None,
         held: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Commit offsets for a member, or from outside of a group without members.
+        """Commit offsets for a member, or without a member id for a group that has no members.
 
         `held` is called under the group's lock; it returns whether the member has held all these
-        partitions since `generation`.  Raises RebalanceError when the group does not allow the
+        partitions since `generation`.  Raises RebalanceError if the group does not allow the
         commit; then nothing was committed.
         """
         guard = self._may_commit(group_id, member_id, generation, instance_id, False, held)
@@ -430,7 +444,7 @@ class GroupCoordinator(Closeable):
         instance_id: str | None = None,
         held: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `OffsetBook.commit_in_transaction`, when the group allows it."""
+        """Like `OffsetBook.commit_in_transaction`; raise RebalanceError if the group refuses."""
         guard = self._may_commit(group_id, member_id, generation, instance_id, True, held)
         self.book.commit_in_transaction(
             group_id, offsets, producer_id=producer_id, producer_epoch=producer_epoch, guard=guard
@@ -439,24 +453,24 @@ class GroupCoordinator(Closeable):
     # ---- administration ----
 
     def machine(self, group_id: str) -> GroupMachine:
-        """The group's state; look at it under `locked`."""
+        """Return the group's machine; use it only under `locked`."""
         return self._room(group_id).machine
 
     @contextlib.contextmanager
     def locked(self, group_id: str) -> Iterator[GroupMachine]:
-        """The group's state, which nobody changes meanwhile."""
+        """Hold the group's lock, and yield its machine: no other thread changes it."""
         room = self._room(group_id)
         with room.lock:
             yield room.machine
 
     def group_ids(self) -> list[str]:
-        """All groups, those without members and those that never wrote anything yet, too."""
+        """Return the names of all groups: with members now, or with a record in the log."""
         with self._lock:
             live = [name for name, room in self._rooms.items() if room.machine.members]
         return sorted({*live, *self.book.groups()})
 
     def delete_group(self, group_id: str) -> None:
-        """Remove a group and its offsets.  RebalanceError while it has members."""
+        """Remove a group and its offsets.  Raises RebalanceError if it has members."""
         room = self._room(group_id)
         with room.lock:
             if room.machine.state is not GroupState.EMPTY:
@@ -470,7 +484,7 @@ class GroupCoordinator(Closeable):
                 self._rooms.pop(group_id, None)
 
     def delete_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
-        """Forget committed offsets; those of topics that a member reads are refused."""
+        """Delete committed offsets.  Raises RebalanceError if a member reads one of the topics."""
         wanted = [TopicPartition(*each) for each in partitions]
         with self.locked(group_id) as machine:
             read = self.subscribed(machine)
@@ -484,7 +498,7 @@ class GroupCoordinator(Closeable):
 
     @staticmethod
     def subscribed(machine: GroupMachine) -> set[str] | None:
-        """The topics that members of a group read; None when they cannot be known."""
+        """Return the topics that the members subscribed to; None if they cannot be decoded."""
         if machine.protocol_type != PROTOCOL_TYPE:
             return None
         topics: set[str] = set()
@@ -503,11 +517,11 @@ class GroupCoordinator(Closeable):
         self.expire_offsets()
 
     def expire_offsets(self, now_ms: int | None = None) -> dict[str, list[TopicPartition]]:
-        """Forget what nobody has committed for the time of retention; what went, by group.
+        """Delete offsets that are older than the retention time; return them by group.
 
-        Offsets of a group with members stay while it reads their topics; those of a group without
-        members count from when the last one left.  `now_ms` is used as it is; by default it is the
-        clock's time, less what the clock may have leapt ahead.
+        The age of an offset is counted from its commit.  If the group has no members, it is counted
+        from the time when the last member left, if that is later.  Offsets of topics that a member
+        reads are kept.  By default `now_ms` is the clock's time, corrected if the clock has jumped.
         """
         now = self._guarded_clock.now_ms() if now_ms is None else now_ms
         gone: dict[str, list[TopicPartition]] = {}
@@ -525,7 +539,7 @@ class GroupCoordinator(Closeable):
         return gone
 
     def _is_over(self, machine: GroupMachine, now: int, expired: bool) -> bool:
-        """Whether a group has neither members nor offsets, and had none for long enough."""
+        """Return whether a group has neither members nor offsets, for the retention time."""
         if machine.state is not GroupState.EMPTY or machine.members.pending:
             return False
         if self.book.committed(machine.group_id) or self.book.pending(machine.group_id):

@@ -1,7 +1,8 @@
-"""The parts of a group machine: its states, its members, its requests, replies and effects.
+"""The data types of a group machine: states, members, requests, replies and effects.
 
-Members decides nothing and has no effects: GroupMachine decides when a member is added, replaced or
-removed.
+An *effect* is an instruction of the machine to the coordinator: to answer a request, set a timer,
+write a record or nudge a member.  Members only stores; GroupMachine decides when a member is added,
+replaced or removed, and returns the effects.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-# Kafka's names of what can be wrong with a request.
+# Kafka's names of the errors of a request.
 MEMBER_ID_REQUIRED = "MEMBER_ID_REQUIRED"
 
 UNKNOWN_MEMBER_ID = "UNKNOWN_MEMBER_ID"
@@ -53,7 +54,7 @@ COORDINATOR_NOT_AVAILABLE = "COORDINATOR_NOT_AVAILABLE"
 
 
 class GroupState(enum.Enum):
-    """Where a group stands; the values are Kafka's names."""
+    """The states of a group; the values are Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -65,7 +66,7 @@ class GroupState(enum.Enum):
         return self.value
 
 
-# By state: the states that a group may come from.
+# For each state, the states from which a group may enter it.
 ALLOWED_FROM = {
     GroupState.EMPTY: {GroupState.PREPARING_REBALANCE},
     GroupState.PREPARING_REBALANCE: {
@@ -81,7 +82,7 @@ ALLOWED_FROM = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of state, and why."""
+    """A change of a group's state, and its reason."""
 
     at_ms: int
     source: GroupState
@@ -95,20 +96,20 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """What a broker configures for all groups; Kafka's defaults, in milliseconds."""
+    """The settings of all groups; the defaults are Kafka's, in milliseconds."""
 
-    # How long the first join of an empty group waits for others.  In one process they come at
-    # once, so that Kafka's 3 seconds would only be waited for: the coordinator has less.
+    # How long the first join of an empty group waits for more members.  The members of one process
+    # join at once, so the coordinator sets it to 0.
     initial_rebalance_delay_ms: int = 3_000
     min_session_timeout_ms: int = 6_000
     max_session_timeout_ms: int = 1_800_000
     max_size: int = (1 << 31) - 1
-    # A new member whose join waits for others is not kept for longer than this.
+    # A new member is removed if its first join waits for longer than this.
     new_member_timeout_ms: int = 300_000
 
 
 class Request:
-    """Something a member waits for: a join or a sync.  `done` gets the one answer."""
+    """A join or a sync of a member.  `done` is called once, with the reply."""
 
     __slots__ = ("done",)
 
@@ -118,9 +119,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JoinReply:
-    """The answer to a join; `error` is "" or Kafka's name of what is wrong.
+    """The reply to a join; `error` is "" or Kafka's name of the error.
 
-    Only the leader gets `members`: their ids, instance ids and subscriptions.
+    Only the leader gets `members`: member ids, instance ids and subscriptions.  `skip_assignment`:
+    the leader does not assign, since the group's assignment is still valid.
     """
 
     member_id: str
@@ -134,7 +136,7 @@ class JoinReply:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SyncReply:
-    """The answer to a sync: the member's assignment."""
+    """The reply to a sync: the member's assignment."""
 
     assignment: bytes = b""
     error: str = ""
@@ -143,7 +145,7 @@ class SyncReply:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer a request."""
+    """Effect: answer a request."""
 
     request: Request
     reply: JoinReply | SyncReply
@@ -151,7 +153,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arm:
-    """Call `expire` with this key when the time is up; one timer of the key replaces another."""
+    """Effect: call `expire` with this key after `delay_ms`; replace an earlier timer of the key."""
 
     key: tuple[str, str]
     delay_ms: int
@@ -159,21 +161,21 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Disarm:
-    """Forget the timer of this key."""
+    """Effect: cancel the timer of this key."""
 
     key: tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreGroup:
-    """Write the group's record, then call `stored`."""
+    """Effect: write the group's record, then call `stored`."""
 
     metadata: GroupMetadata
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Nudge:
-    """Tell a member that it should join again: it would learn so from its next heartbeat."""
+    """Effect: make a member join again now, without waiting for its next heartbeat."""
 
     member_id: str
 
@@ -183,7 +185,7 @@ Effect: TypeAlias = Answer | Arm | Disarm | StoreGroup | Nudge
 
 @dataclasses.dataclass(slots=True)
 class Member:
-    """One member."""
+    """One member of a group."""
 
     member_id: str
     instance_id: str | None
@@ -191,23 +193,23 @@ class Member:
     client_host: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]  # by preference
+    protocols: tuple[tuple[str, bytes], ...]  # the preferred one first
     assignment: bytes = b""
-    joining: Request | None = None
-    syncing: Request | None = None
-    is_new: bool = True
+    joining: Request | None = None  # its join that waits for the other members
+    syncing: Request | None = None  # its sync that waits for the leader
+    is_new: bool = True  # it has not completed a join yet
     generation: int = -1  # the latest that it joined; a static member may miss some
 
     def supports(self, protocol: str) -> bool:
         return any(name == protocol for name, _ in self.protocols)
 
     def subscription(self, protocol: str | None) -> bytes:
-        """What it said about itself to this protocol."""
+        """Return the subscription that it sent for this protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
 
 class JoinRequest(NamedTuple):
-    """What a member sends of itself when it joins; the fields of Member in their order."""
+    """The data of a join; the fields are those of Member, in the same sequence."""
 
     instance_id: str | None
     client_id: str

@@ -1,19 +1,19 @@
-"""GroupMachine: one consumer group as Kafka's classic protocol has it, without any I/O.
+"""GroupMachine: one consumer group of Kafka's classic protocol, without I/O.
 
-Events go in (`join`, `sync`, `heartbeat`, `leave`, `expire`, `stored`), effects come out: answers
-to requests that were waiting, timers to set or to cancel, a record to write, members to tell that
-they should join again.  Nobody is called, nothing is written, and the only time is the caller's.
+Each method is an event (`join`, `sync`, `heartbeat`, `leave`, `expire`, `stored`) and returns
+effects: requests to answer, timers to set or cancel, a record to write, members to nudge.  The
+machine calls no callback, writes nothing, and uses only the time that the caller passes.
 
-    Empty --join--> PreparingRebalance --all joined, or time is up--> CompletingRebalance
-      ^                   ^   |                                             |
-      |   nobody is left  |   +<---- a member joins, leaves or expires <----+  the leader's
-      +-------------------+---------------- the same, later <---- Stable <--+  assignment is stored
+    Empty --join--> PreparingRebalance --all joined, or time-out--> CompletingRebalance
+      ^                   ^   |                                           |
+      |  no member is left|   +<--- a member joins, leaves or expires <---+  the leader's
+      +-------------------+------------- the same <----- Stable <---------+  assignment is stored
 
-Invariants: the generation only grows, by one with each completed join phase.  In Stable every
-member has the assignment of this generation.  A request is answered exactly once.  Every change of
-state is in `history`, with its reason.
+Invariants: the generation grows by one with each completed join phase.  In Stable every member has
+the assignment of this generation, and that assignment is in the log.  A request is answered exactly
+once.  Every change of state is in `history`, with its reason.
 
-Not for threads to share: the coordinator holds a lock for each group.
+Threads must not share a machine: the coordinator has a lock for each group.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SYNC = ("sync", "")
 
 
 class GroupMachine:
-    """One group.  Every method returns the effects that are to be carried out, in order."""
+    """One group.  Every event returns its effects; the caller carries them out in this order."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class GroupMachine:
         self.members = Members()
         self.history: collections.deque[Transition] = collections.deque(maxlen=HISTORY_KEPT)
         self._new_id = new_id
-        self._join_deadline_ms = 0  # of an initial join phase: how long it may be extended
-        self.unsynced: set[str] = set()  # have the new generation, not yet asked for an assignment
+        self._join_deadline_ms = 0  # until when a first join phase may be extended
+        self.unsynced: set[str] = set()  # members of this generation that have not sent a sync yet
         self._initial_waits = False  # a first join phase waits for more members
-        self._storing = False  # the leader's assignment is on its way to the log
-        self._effects: list[Effect] = []
+        self._storing = False  # a StoreGroup with the leader's assignment was returned
+        self._effects: list[Effect] = []  # of the current event; `_take` returns them
 
     # ---- loading ----
 
     def load(self, metadata: GroupMetadata, now_ms: int) -> list[Effect]:
-        """Take over what the log says of it: with members it is Stable, without it is Empty."""
+        """Set the state from the group's record: Stable if it has members, otherwise Empty."""
         self.protocol_type = metadata.protocol_type or None
         self.generation = metadata.generation
         self.protocol = metadata.protocol
@@ -102,7 +102,7 @@ class GroupMachine:
         return self._take()
 
     def metadata(self) -> GroupMetadata:
-        """What the log is to say of it."""
+        """Return the group's record."""
         return GroupMetadata(
             self.protocol_type or "", self.generation, self.protocol, self.members.leader,
             self.state_since_ms, self.members.saved(self.protocol),
@@ -126,10 +126,10 @@ class GroupMachine:
         id_first: bool = False,
         reason: str = "",
     ) -> list[Effect]:
-        """A member wants to be in the next generation.
+        """Handle the join of a member, which wants to be in the next generation.
 
-        `id_first`: a new one is only given an id, and joins again with it (as Kafka's clients do);
-        the id of one that never comes back is forgotten after its session's time-out.
+        `id_first`: a new member only gets an id and joins again with it, as Kafka's clients do.  If
+        it does not join again, the id is dropped after the session's time-out.
         """
         config = self.config
         told = JoinRequest(instance_id, client_id, client_host, session_timeout_ms,
@@ -168,7 +168,7 @@ class GroupMachine:
         return self._take()
 
     def _fits(self, member_id: str, told: JoinRequest, protocol_type: str) -> bool:
-        """Whether a protocol is left that all would speak."""
+        """Return whether there is still a protocol that all members support."""
         if not protocol_type or not told.protocols:
             return False
         same_type = self.protocol_type is None or protocol_type == self.protocol_type
@@ -205,6 +205,8 @@ class GroupMachine:
         member.session_timeout_ms = told.session_timeout_ms
         member.rebalance_timeout_ms = told.rebalance_timeout_ms
         follower = member.member_id != self.members.leader
+        # A follower that repeats its join, because it missed the reply, causes no rebalance.  A
+        # join of the leader does: Kafka's leader joins again to have the partitions assigned again.
         nothing_new = not changed and (
             self.state is GroupState.COMPLETING_REBALANCE
             or (self.state is GroupState.STABLE and follower)
@@ -223,16 +225,17 @@ class GroupMachine:
             self._prepare(now_ms, why + (", with another subscription" if changed else ""))
 
     def _park(self, member: Member, request: Request, told: JoinRequest) -> None:
+        # Each request is answered once: the earlier join of the same member ends here.
         if member.joining is not None:
             self._answer(member.joining, JoinReply(member.member_id, REBALANCE_IN_PROGRESS))
         member.joining = request
         member.protocols = told.protocols
-        # Whoever waits for us is alive.
+        # No session time-out while its join waits: the member cannot send heartbeats then.
         self._effects.append(Disarm(("session", member.member_id)))
 
     def _replace_static(self, request: Request, now_ms: int, old_id: str, told: JoinRequest,
                         reason: str) -> list[Effect]:  # fmt: skip
-        """A static member came back under a new id: the old one is fenced, its place stays."""
+        """Give a static member that joins again a new id; keep its assignment, fence the old id."""
         instance_id = told.instance_id
         assert instance_id is not None
         old = self.members[old_id]
@@ -248,6 +251,7 @@ class GroupMachine:
         why += f" ({reason})" if reason else ""
         protocol = self.members.choose_protocol(self.protocol or "")
         if self.state is GroupState.STABLE and protocol == self.protocol:
+            # No rebalance: the assignment stays valid, only the record needs the new id.
             self._arm_session(new)
             self._effects.append(StoreGroup(self.metadata()))
             reply_now = dataclasses.replace(self._join_reply(new), skip_assignment=True)
@@ -257,7 +261,7 @@ class GroupMachine:
             if was_joining:
                 self._effects.append(Disarm(("session", new_id)))
             self._try_complete_join(now_ms)
-        elif self.state is GroupState.EMPTY:  # it cannot have members
+        elif self.state is GroupState.EMPTY:  # an empty group has no members to replace
             raise AssertionError("an empty group with a static member")
         else:
             new.joining = request
@@ -278,13 +282,13 @@ class GroupMachine:
             self._try_complete_join(now_ms)
 
     def _extend_initial(self, now_ms: int) -> None:
-        """While new members keep coming, the first rebalance of a group waits for more."""
+        """Extend the first join phase of a group after a new member has joined."""
         if self._initial_waits:
             left = max(0, self._join_deadline_ms - now_ms)
             self._effects.append(Arm(JOIN, min(self.config.initial_rebalance_delay_ms, left)))
 
     def _prepare(self, now_ms: int, reason: str) -> None:
-        """Everybody has to join again."""
+        """Begin a join phase: all members have to join again."""
         if self.state is GroupState.COMPLETING_REBALANCE:
             for member in self.members.values():
                 member.assignment = b""
@@ -307,7 +311,11 @@ class GroupMachine:
             self._complete_join(now_ms, "all members joined")
 
     def _complete_join(self, now_ms: int, reason: str) -> None:
-        """The join phase is over: whoever is here makes the next generation."""
+        """End the join phase: the members that have joined are the next generation.
+
+        Members that have not joined are removed, except static ones, which keep their place until
+        their sessions time out.
+        """
         self._initial_waits = False
         late = [m for m in self.members.values() if m.joining is None and m.instance_id is None]
         for member in late:
@@ -316,7 +324,7 @@ class GroupMachine:
             reason = f"{reason}; without {', '.join(m.member_id for m in late)}, which did not join"
         present = self.members.joined()
         if not present and self.members:
-            # Only static members are left, and none is here: they have until their sessions end.
+            # Only static members are left, and none has joined: wait until their sessions end.
             self._effects.append(Arm(JOIN, self.members.rebalance_timeout_ms()))
             return
         self._effects.append(Disarm(JOIN))
@@ -342,7 +350,7 @@ class GroupMachine:
             self._arm_session(member)
 
     def _join_reply(self, member: Member) -> JoinReply:
-        """Return the answer that takes a member into this generation."""
+        """Return the reply to a member's join, and note that the member is in this generation."""
         member.generation = self.generation
         members: tuple[tuple[str, str | None, bytes], ...] = ()
         if member.member_id == self.members.leader:
@@ -365,7 +373,7 @@ class GroupMachine:
         instance_id: str | None = None,
         assignments: Iterable[tuple[str, bytes]] = (),
     ) -> list[Effect]:
-        """A member wants its assignment; the leader brings those of all."""
+        """Handle the sync of a member: it asks for its assignment; the leader sends all of them."""
         error = self._check(member_id, generation, instance_id)
         if not error and self.state is GroupState.EMPTY:
             error = UNKNOWN_MEMBER_ID
@@ -385,6 +393,7 @@ class GroupMachine:
         self._end_sync(member, SyncReply(error=REBALANCE_IN_PROGRESS))
         member.syncing = request
         self._effects.append(Disarm(("session", member_id)))
+        # Other members wait until the assignment is in the log: see `stored`.
         if member_id == self.members.leader and not self._storing:
             given = dict(assignments)
             for each in self.members.values():
@@ -394,7 +403,7 @@ class GroupMachine:
         return self._take()
 
     def stored(self, now_ms: int, error: str = "") -> list[Effect]:
-        """The group's record is in the log, or could not be written: `error` says why."""
+        """Handle the end of a StoreGroup: the record is in the log, or `error` is the reason."""
         if self.state is not GroupState.COMPLETING_REBALANCE or not self._storing:
             return self._take()
         self._storing = False
@@ -422,7 +431,7 @@ class GroupMachine:
     def heartbeat(
         self, now_ms: int, *, member_id: str, generation: int, instance_id: str | None = None
     ) -> tuple[str, list[Effect]]:
-        """A member is alive: "" or what it has to know."""
+        """Handle a heartbeat: renew the session; return "" or an error."""
         error = self._check(member_id, generation, instance_id)
         if not error and self.state is GroupState.EMPTY:
             error = UNKNOWN_MEMBER_ID
@@ -436,7 +445,7 @@ class GroupMachine:
     def leave(
         self, now_ms: int, *, member_id: str = "", instance_id: str | None = None, reason: str = ""
     ) -> tuple[str, list[Effect]]:
-        """A member goes; with an instance id alone, someone else says that it is gone."""
+        """Remove a member; an instance id without a member id removes a static member."""
         if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE, []
         if not member_id and instance_id is not None:
@@ -457,13 +466,16 @@ class GroupMachine:
         self, member_id: str, generation: int, instance_id: str | None = None, *,
         transactional: bool = False, held: bool = False,
     ) -> str:  # fmt: skip
-        """Whether offsets may be committed: "" or why not.  Without member and generation it is
-        someone outside of the group.
+        """Return "" if offsets may be committed, or an error.
 
-        `held`: the member has held the partitions since `generation` or before.  It declared so in
-        every join since, and a cooperative assignor gives a declared partition to nobody else.  So
-        the commit is valid also if the member has not received the answer to its latest join, or
-        the leader has not assigned yet.  It is refused if the member missed the latest generation.
+        A commit without member id and generation is not of a member; it is allowed if the group has
+        no members.
+
+        `held`: the member has held the partitions since `generation` or before.  It has claimed
+        them in every join since, and a cooperative assignor gives a claimed partition to no other
+        member.  So the commit is valid even if the member has not received the reply to its latest
+        join, or the leader has not assigned yet.  It is refused if the member missed the latest
+        generation.
         """
         if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
@@ -493,7 +505,7 @@ class GroupMachine:
     # ---- time ----
 
     def expire(self, key: tuple[str, str], now_ms: int) -> list[Effect]:
-        """A timer that was armed is up."""
+        """Handle a timer that has expired."""
         kind, member_id = key
         if kind == "pending":
             if member_id in self.members.pending:
@@ -502,12 +514,14 @@ class GroupMachine:
         elif kind == "session":
             member = self.members.get(member_id)
             waits = member is not None and (member.joining or member.syncing)
+            # A member whose request waits is alive, except a new one: its client may have gone
+            # before it learned its id.
             if member is not None and (member.is_new or not waits):
                 self._remove(member, now_ms, f"{member_id} was not heard of for "
                              f"{member.session_timeout_ms} ms")  # fmt: skip
         elif key == JOIN and self.state is GroupState.PREPARING_REBALANCE:
             if self._initial_waits and not self.members.all_joined():
-                # An id was given out that has not come back: it may, within the time.
+                # A pending id has not joined yet: wait for it until the deadline.
                 self._initial_waits = False
                 left = max(1, self._join_deadline_ms - now_ms)
                 self._effects.append(Arm(JOIN, left))
@@ -527,7 +541,7 @@ class GroupMachine:
         return self._take()
 
     def kill(self, now_ms: int, reason: str) -> list[Effect]:
-        """The group is no more: whoever waits is told."""
+        """End the group: remove all members, answer their requests with an error."""
         for member in list(self.members.values()):
             self._forget(member, COORDINATOR_NOT_AVAILABLE)
         for member_id in list(self.members.pending):
@@ -536,7 +550,7 @@ class GroupMachine:
         self._move(GroupState.DEAD, now_ms, reason)
         return self._take()
 
-    # ---- how ----
+    # ---- steps of the events above; they add to `_effects` ----
 
     def _remove(self, member: Member, now_ms: int, reason: str) -> None:
         self._forget(member)
@@ -549,14 +563,14 @@ class GroupMachine:
                 self._try_complete_join(now_ms)
 
     def _forget(self, member: Member, error: str = UNKNOWN_MEMBER_ID) -> None:
-        """Take a member out; what it waits for is answered."""
+        """Remove a member, and answer its waiting requests with an error."""
         self._turn_away(member, error)
         self.unsynced.discard(member.member_id)
         self.members.remove(member)
         self._effects.append(Disarm(("session", member.member_id)))
 
     def _turn_away(self, member: Member, error: str) -> None:
-        """Answer the requests of a member that wait, with an error."""
+        """Answer the waiting requests of a member with an error."""
         if member.joining is not None:
             self._answer(member.joining, JoinReply(member.member_id, error))
             member.joining = None

@@ -1,8 +1,8 @@
-"""What members of a group tell each other, in the bytes of Kafka's consumer protocol.
+"""Subscription and Assignment: the messages between members of a group, as Kafka encodes them.
 
-A Subscription goes to the leader with a join, an Assignment comes back with a sync.  The
-coordinator passes both on without looking, and they end up in the group's record, where Kafka's
-tools read them.  Written as version 3; later ones are read as that.
+A member sends a Subscription to the leader with its join, and gets an Assignment with its sync.
+The coordinator does not decode either for the protocol; it stores both in the group's record, where
+Kafka's tools read them.  Version 3 is written; later versions are read as version 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 3
 
 
 def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """Numbers of partitions by topic, both in order."""
+    """Return partition numbers by topic, both sorted."""
     found: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         found.setdefault(topic, []).append(number)
@@ -49,7 +49,7 @@ def _version(fields: FieldReader, what: str) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member wants, and what it has."""
+    """The topics that a member wants to read, and the partitions that it owns."""
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
@@ -65,7 +65,7 @@ class Subscription:
 
     @classmethod
     def decode(cls, raw: bytes) -> Subscription:
-        """Raises InvalidRecordError."""
+        """Decode a subscription.  Raises InvalidRecordError."""
         fields = FieldReader(raw)
         version = _version(fields, "a subscription")
         topics = tuple(fields.array(FieldReader.string))
@@ -78,7 +78,7 @@ class Subscription:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a member gets."""
+    """The partitions that a member gets."""
 
     partitions: tuple[TopicPartition, ...] = ()
     user_data: bytes | None = None
@@ -90,7 +90,7 @@ class Assignment:
 
     @classmethod
     def decode(cls, raw: bytes) -> Assignment:
-        """Of no bytes at all: nothing.  Raises InvalidRecordError."""
+        """Decode an assignment; no bytes are an empty one.  Raises InvalidRecordError."""
         if not raw:
             return cls()
         fields = FieldReader(raw)

@@ -1,9 +1,9 @@
-"""The topics in which Kafka keeps its own state, and which partition keeps whose.
+"""The two topics in which Kafka stores groups and transactions.
 
-Their names and numbers of partitions are Kafka's defaults, so that a broker that takes the
-directory over finds groups and transactions where it looks for them.  Their segments are smaller
-than Kafka's 100 MiB: the active segment is never compacted, and is read when a group is first asked
-for.  A topic that exists is taken as it is, with its settings and however many partitions it has.
+Their names, partition counts and the choice of a partition are Kafka's, so that a broker that opens
+the directory finds groups and transactions.  Their segments are smaller than Kafka's 100 MiB,
+because the active segment is never compacted and is read at the first use of a group.  If a topic
+exists, its partition count and its settings are used unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 PARTITIONS = 50
-SEGMENT_BYTES = 4 << 20  # some 40,000 commits
+SEGMENT_BYTES = 4 << 20  # about 40,000 commits
 INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
     CONSUMER_OFFSETS: {
         "cleanup.policy": "compact",
@@ -41,7 +41,7 @@ INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
 
 
 def coordinator_partition(name: str, partitions: int) -> int:
-    """The partition that keeps a group or a transactional id: Java's hash of the string.
+    """Return the partition that stores a group or a transactional id: Java's hash of the name.
 
     >>> coordinator_partition("group1", 50), coordinator_partition("my-group", 50)
     (40, 12)
@@ -56,8 +56,8 @@ def coordinator_partition(name: str, partitions: int) -> int:
 
 
 def internal_topic(store: Store, name: str) -> Topic:
-    """One of the two topics; declared when it is missing.
+    """Return one of the two topics; declare it if it does not exist.
 
-    Its partitions are made when they are first written to: see `TopicChanges.make_partition`.
+    Its partitions are made by the first write: `TopicChanges.make_partition`.
     """
     return store.topic_changes.declare(name, PARTITIONS, config=INTERNAL_TOPICS[name])

@@ -1,7 +1,7 @@
-"""Lag: how far behind a reader is, in records, bytes and seconds, and when it will have caught up.
+"""Lag: the distance from a reader to the end of a log, in records, bytes and seconds.
 
-Exact, because the log can be asked: the record at the reader's position says how old the oldest
-unread record is, and the index how many bytes lie behind it.  Nothing is interpolated.
+The values are read from the log and not interpolated: the timestamp of the oldest unread record
+gives the seconds, and the offset index gives the bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from logstore.partition.partition import Partition
 
 __all__ = ["Lag", "Pace", "lag_of"]
 
-PACE_SECONDS = 30.0  # how far back a rate looks
+PACE_SECONDS = 30.0  # a rate is measured over this time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lag:
-    """How far behind.
+    """The distance from a reader to the end of a partition.
 
-    `records` counts offsets, some of which compaction or markers may have left without a record.
-    `bytes` is what lies between here and the end, as stored, to the next index entry.  `seconds` is
-    how old the oldest unread record is.  `rate` is records a second by which the reader has come
-    closer to the end of late (negative: the end runs away), None before that can be known;
-    `catch_up_seconds` follows from it: 0 when there is nothing left, infinite when it never will.
+    `records` counts offsets; some of them may have no record, because of compaction or markers.
+    `bytes` is the stored size from the index entry at or before the position to the end.  `seconds`
+    is the age of the oldest unread record.  `rate` is by how many records a second the distance
+    became smaller recently; it is negative if the distance grows, and None if it is not known yet.
+    `catch_up_seconds` is `records` / `rate`: 0 at the end, infinite if `rate` is not positive.
     """
 
     records: int
@@ -37,7 +37,7 @@ class Lag:
 
 
 class Pace:
-    """Where a reader was, and the end, over the last half minute."""
+    """The number of unread records of a reader, sampled over the last 30 seconds."""
 
     __slots__ = ("_samples",)
 
@@ -45,7 +45,7 @@ class Pace:
         self._samples: collections.deque[tuple[float, int]] = collections.deque()
 
     def note(self, now: float, left: int) -> float | None:
-        """`left` records are unread now; the rate at which they become fewer."""
+        """Add a sample: `left` records are unread now.  Return the rate at which it decreases."""
         samples = self._samples
         samples.append((now, left))
         while len(samples) > 2 and samples[0][0] < now - PACE_SECONDS:
@@ -56,7 +56,7 @@ class Pace:
 
 def lag_of(log: Partition, position: int, *, now_ms: int, end: int | None = None,
            rate: float | None = None) -> Lag:  # fmt: skip
-    """The lag of a reader that wants the record at `position` next."""
+    """Return the lag of a reader whose next offset to read is `position`."""
     last = log.end_offset if end is None else end
     position = max(position, log.start_offset)
     records = max(0, last - position)
@@ -69,7 +69,10 @@ def lag_of(log: Partition, position: int, *, now_ms: int, end: int | None = None
 
 
 def _bytes_behind(log: Partition, position: int) -> int:
-    """Bytes from the batch of a position to the end, by the index: a hint that can be early."""
+    """Return the bytes from a position to the end.
+
+    The index is sparse: its entry can be before the batch of the position, and the result larger.
+    """
     total = 0
     for segment in reversed(log.segments):
         if segment.base_offset > position:
@@ -78,6 +81,6 @@ def _bytes_behind(log: Partition, position: int) -> int:
         try:
             _, at = segment.offset_index.lookup(position)
         except (LogStoreError, OSError):
-            at = 0  # deleted just now, or not readable: then all of it
+            at = 0  # the segment was deleted or cannot be read: count all of it
         return total + max(0, segment.size_bytes - at)
     return total

@@ -1,14 +1,15 @@
-"""OffsetBook: committed offsets and groups of one store.
+"""OffsetBook: the committed offsets and the groups of one store, read from ``__consumer_offsets``.
 
-The log is the state: a partition of ``__consumer_offsets`` is replayed when a group in it is first
-asked for, and from then on whatever is appended to it, by whomever, is taken in before an answer is
-given.  So a transaction's marker needs no message to anybody: once it is in the log, it counts.
+The log is the only state.  A partition is replayed into a Ledger at the first use of one of its
+groups.  Every later read first replays the records that were appended since, by any writer.  So a
+transaction's marker needs no message to the book: it takes effect when it is in the log.
 
-Nothing is shown that a power cut could take back: with durability="fsync" an offset counts when it
-is on disk.
+Invariant: with durability="fsync" the book returns only durable offsets, so that a power cut cannot
+take back an offset that a caller has seen.
 
-Threads share a book.  One lock for each partition; it is not held while a commit waits for the
-disk, so that commits share their syncs.
+Threads share a book.  A *shelf* is one partition with its ledger and its lock.  Locks are taken in
+this order: the lock of a Guard (a group), `_deletions`, a shelf's `lock`, those of the partition.
+No shelf's lock is held during an fsync, so that concurrent commits share one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Offsets: TypeAlias = (
 
 
 class Guard(NamedTuple):
-    """Whether an append is allowed: `check` raises if not, and stays true while `lock` is held."""
+    """The permission to append: `check` raises if not allowed; it is valid while `lock` is held."""
 
     lock: contextlib.AbstractContextManager[object]
     check: Callable[[], None]
@@ -65,9 +66,9 @@ _FREE = Guard(contextlib.nullcontext(), lambda: None)
 def as_committed(
     offsets: Offsets, now_ms: int, metadata: str = ""
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Offsets as a user gives them, checked and stamped.
+    """Return a user's offsets as CommittedOffsets, checked, with `now_ms` as their timestamp.
 
-    A plain int is an offset with the given metadata.  Raises TypeError, ConfigError,
+    An int is an offset with the given metadata.  Raises TypeError, ConfigError or
     InvalidRecordError.
     """
     told: object = offsets
@@ -102,7 +103,7 @@ def _is_int(number: object) -> bool:
 
 
 class _Shelf:
-    """One partition of the topic: its log, once there is one, and what it says."""
+    """One partition of the topic: its ledger, and its log if there is one.  `lock` guards both."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -112,9 +113,9 @@ class _Shelf:
 
 
 class OffsetBook(Closeable):
-    """The committed offsets of a store.  One for each store: `OffsetBook.of`.
+    """The committed offsets of a store.  A store has one book: `OffsetBook.of`.
 
-    Of a store that is open readonly it can be read, and shows what another process commits.
+    The book of a store that is open readonly can be read, and has the commits of other processes.
     """
 
     def __init__(self, store: Store) -> None:
@@ -128,17 +129,17 @@ class OffsetBook(Closeable):
 
     @classmethod
     def of(cls, store: Store) -> OffsetBook:
-        """The book of a store; closed with it."""
+        """Return the book of a store; it is closed with the store."""
         return store.companions.of(cls)
 
     def close(self) -> None:
-        """Nothing is held that the store does not close."""
+        """Do nothing: the store closes the partitions."""
 
     # ---- where ----
 
     @property
     def partitions(self) -> int:
-        """How many partitions the topic has; 0 while it is not there, in a readonly store."""
+        """The partition count of the topic; 0 if it does not exist and the store is readonly."""
         if self._count == 0:
             if not self._store.readonly:
                 internal_topic(self._store, CONSUMER_OFFSETS)
@@ -148,7 +149,10 @@ class OffsetBook(Closeable):
         return self._count
 
     def partition_of(self, group: str) -> int:
-        """The partition that keeps a group; it belongs to a transaction that commits offsets."""
+        """Return the partition that stores a group.
+
+        A transaction that commits offsets of the group has to include this partition.
+        """
         return coordinator_partition(check_text("a group's name", group), self.partitions)
 
     def _shelf_of(self, group: str) -> _Shelf:
@@ -171,7 +175,7 @@ class OffsetBook(Closeable):
     # ---- reading ----
 
     def _taken_in(self, shelf: _Shelf) -> Ledger:
-        """What the log says now; under the shelf's lock."""
+        """Replay new records, and return the ledger.  With the shelf's lock held."""
         self._store.access.check_usable()
         log = shelf.log
         if log is None or log.closed:
@@ -185,40 +189,40 @@ class OffsetBook(Closeable):
         if not log.readonly and log.durability == "fsync":
             end = min(end, log.durable_offset)
         if end < shelf.ledger.next_offset:
-            shelf.ledger = Ledger()  # it was cut, or is another log by now
+            shelf.ledger = Ledger()  # the log was truncated or replaced: replay all of it
         if end > shelf.ledger.next_offset:
             _replay(log, shelf.ledger, end)
         return shelf.ledger
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """The offsets that a group has committed.  Those of an open transaction do not count."""
+        """Return the committed offsets of a group, without those of open transactions."""
         shelf = self._shelf_of(group)
         self._forget_deleted_topics()
         with shelf.lock:
             return self._taken_in(shelf).committed(group)
 
     def pending(self, group: str) -> set[TopicPartition]:
-        """Partitions for which a transaction that is not over has committed an offset."""
+        """Return the partitions for which an open transaction has committed an offset."""
         shelf = self._shelf_of(group)
         with shelf.lock:
             entry = self._taken_in(shelf).groups.get(group)
             return {tp for offsets in entry.pending.values() for tp in offsets} if entry else set()
 
     def metadata(self, group: str) -> GroupMetadata | None:
-        """What was last written of the group itself."""
+        """Return the latest metadata record of a group, or None."""
         shelf = self._shelf_of(group)
         with shelf.lock:
             entry = self._taken_in(shelf).groups.get(group)
             return None if entry is None else entry.metadata
 
     def knows(self, group: str) -> bool:
-        """Whether the log says anything of it."""
+        """Return whether the log has offsets or metadata of a group."""
         shelf = self._shelf_of(group)
         with shelf.lock:
             return group in self._taken_in(shelf).groups
 
     def groups(self) -> list[str]:
-        """All groups that have offsets or metadata, by name.  Reads every partition."""
+        """Return the names of all groups with offsets or metadata, sorted; read all partitions."""
         return sorted(name for name, _ in self._entries())
 
     def _entries(self) -> Iterator[tuple[str, GroupEntry]]:
@@ -234,16 +238,16 @@ class OffsetBook(Closeable):
         return [*self._store[CONSUMER_OFFSETS]._numbers]
 
     def log_of(self, group: str) -> Partition:
-        """The partition that keeps a group, to wait for appends to it; made if need be."""
+        """Return the log that stores a group, to listen for appends; make it if necessary."""
         return self._writable_log(self._shelf_of(group))
 
     # ---- writing ----
 
     def commit(self, group: str, offsets: Offsets, *, guard: Guard | None = None,
                durability: str | None = None) -> None:  # fmt: skip
-        """Commit offsets, all or none; durable when it returns, as the store is.
+        """Commit offsets, all or none; they are durable when it returns, as `durability` asks.
 
-        The lock of `guard` is held for the append alone, and taken before any lock of the book.
+        The lock of `guard` is held only during the append, and taken before any lock of the book.
         """
         check_text("a group's name", group)
         self._forget_deleted_topics()
@@ -255,13 +259,13 @@ class OffsetBook(Closeable):
         self._append(group, records, guard, durability)
 
     def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]]) -> None:
-        """Write a tombstone for each; one that was never committed gets one as well."""
+        """Write a tombstone for each partition, even if it has no committed offset."""
         now = self._clock.time_ms()
         keys = [OffsetKey(group, topic, number).encode() for topic, number in partitions]
         self._append(group, [Record(None, key=key, timestamp=now) for key in keys])
 
     def write_group(self, group: str, metadata: GroupMetadata | None) -> None:
-        """Write what is to be known of a group; None removes it."""
+        """Write the metadata record of a group; None writes its tombstone."""
         value = None if metadata is None else metadata.encode()
         now = self._clock.time_ms()
         self._append(group, [Record(value, key=GroupKey(group).encode(), timestamp=now)])
@@ -290,11 +294,13 @@ class OffsetBook(Closeable):
             guard.check()
             known = shelf.ledger.next_offset
             offsets = log.extend(records, durability="os")
+        # The fsync is outside of the locks.  Until it has ended, readers do not see the records:
+        # `_taken_in` replays up to `durable_offset`.
         if level == "fsync":
             log.make_durable(offsets)
         with shelf.lock:
             if shelf.ledger.next_offset == known == offsets.start:
-                # Nothing came between: no need to read what was just written.
+                # No other record was appended or replayed since: take ours without reading them.
                 for offset, record in zip(offsets, records, strict=True):
                     shelf.ledger.see(offset, record.key, record.value)
                 shelf.ledger.next_offset = offsets.stop
@@ -308,10 +314,11 @@ class OffsetBook(Closeable):
         producer_epoch: int,
         guard: Guard | None = None,
     ) -> None:
-        """Commit offsets as a part of a producer's transaction: they count when it is committed.
+        """Commit offsets as a part of a producer's transaction; they count after its commit.
 
-        The partition ``partition_of(group)`` of ``__consumer_offsets`` is one of the transaction's
-        from now on: its marker goes there, too.  Raises FencedError for an epoch that is over.
+        The caller has added partition ``partition_of(group)`` of ``__consumer_offsets`` to the
+        transaction, so that its marker is written there.  Raises FencedError if the producer's
+        epoch has ended.
         """
         check_text("a group's name", group)
         self._forget_deleted_topics()
@@ -333,10 +340,13 @@ class OffsetBook(Closeable):
         if log.durability == "fsync":
             log.make_durable(range(start, end))
 
-    # ---- topics that are gone ----
+    # ---- deleted topics ----
 
     def _forget_deleted_topics(self) -> None:
-        """Tombstones for offsets of topics that were deleted: a new topic of that name is new."""
+        """Write tombstones for offsets of deleted topics.
+
+        Otherwise a group would start at an old offset in a new topic with the same name.
+        """
         changes = self._store.topic_changes
         if self._store.readonly or not changes.deleted:
             return
@@ -350,9 +360,9 @@ class OffsetBook(Closeable):
 
 
 def _replay(log: Partition, ledger: Ledger, end: int) -> None:
-    """Take in everything from the ledger's next offset to `end`.
+    """Replay the log from the ledger's next offset to `end`.
 
-    Only the newest record of each key is decoded.  If it cannot be read, an older one counts.
+    Only the newest record of each key is decoded.  If that fails, the newest readable one counts.
     """
     start = max(ledger.next_offset, log.start_offset)
     newest = {record.key: record for record in _plain_records(log, ledger, start, end)}

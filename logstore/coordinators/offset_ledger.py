@@ -1,11 +1,12 @@
-"""Ledger: one partition of ``__consumer_offsets``, replayed.
+"""Ledger: the groups and offsets of one partition of ``__consumer_offsets``, in memory.
 
-Its state is what the log says and nothing else: records go in by their offsets, in order, and can
-be replayed from any place at or before the last.  Offsets that were committed inside a transaction
-wait, by producer, until its marker moves or drops them; of two offsets of one partition, the record
-that lies further back in the log counts.
+Invariant: the state is a function of the records below `next_offset`.  `see` takes records in the
+sequence of the log.  They may be taken again from any earlier offset on, if all later ones follow.
+Offsets that were committed in a transaction are pending, by producer id, until the transaction's
+marker applies or drops them.  Of two commits for one partition, the one whose record is later in
+the log is valid, even if the marker of the other one is later.
 
-Pure: no file, no clock, no lock.
+It has no file, no clock and no lock.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ log = logging.getLogger("logstore.offsets")
 
 
 class _Noted(NamedTuple):
-    """A commit, and the log offset of the record that says so; None: a tombstone."""
+    """A committed offset, or None for a tombstone, and the log offset of its record."""
 
     committed: CommittedOffset | None
     at: int
 
 
 class GroupEntry:
-    """What the log says of one group."""
+    """One group in the log: its metadata, its offsets, and those of open transactions."""
 
     __slots__ = ("metadata", "offsets", "pending")
 
@@ -46,16 +47,16 @@ class GroupEntry:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to say of it."""
+        """Whether the group has neither metadata nor offsets."""
         return self.metadata is None and not self.offsets and not self.pending
 
     def is_pending(self, partition: TopicPartition) -> bool:
-        """Whether a transaction that is not over has an offset for it."""
+        """Return whether an open transaction has committed an offset for the partition."""
         return any(partition in offsets for offsets in self.pending.values())
 
 
 class Ledger:
-    """The groups of one partition.  ``next_offset``: everything before it has been seen."""
+    """The groups of one partition.  All records below ``next_offset`` have been seen."""
 
     def __init__(self) -> None:
         self.groups: dict[str, GroupEntry] = {}
@@ -63,7 +64,7 @@ class Ledger:
         self._epochs: dict[int, int] = {}  # of producers whose transactions are open
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """The offsets of a group; those of transactions that are not over do not count."""
+        """Return the offsets of a group, without those of open transactions."""
         entry = self.groups.get(group)
         if entry is None:
             return {}
@@ -72,10 +73,10 @@ class Ledger:
     def see(
         self, offset: int, key: bytes | None, value: bytes | None, *, producer_id: int = -1
     ) -> bool:
-        """A record at a log offset; `producer_id` of a transactional one, -1 otherwise.
+        """Take a record at a log offset; `producer_id` is -1 unless it is part of a transaction.
 
-        Return False if it cannot be read.  Then it is logged and passed over: it stays in the log,
-        and keeps nobody from the rest.
+        Return False if the record cannot be decoded.  Then it is logged and skipped, so that the
+        other groups can be used.
         """
         try:
             about = None if key is None else parse_key(key)
@@ -102,17 +103,17 @@ class Ledger:
             _keep_newer(entry, partition, noted)
 
     def go_on(self, producer_id: int, epoch: int) -> None:
-        """A producer appends to its transaction, or begins one.
+        """Note that a producer appends to its transaction, or begins one.
 
-        An epoch begins behind a marker.  Where offsets of an earlier one still wait, damage hides
-        the marker: they may have been aborted, and do not count.
+        A new epoch begins after the marker of the last transaction.  If offsets of an earlier epoch
+        are still pending, their marker is unreadable.  They may have been aborted: drop them.
         """
         if epoch > self._epochs.get(producer_id, epoch):
             self.end_transaction(producer_id, commit=False)
         self._epochs[producer_id] = epoch
 
     def end_transaction(self, producer_id: int, commit: bool) -> None:
-        """A marker: the producer's offsets count from now on, or never."""
+        """Take a marker: apply the producer's pending offsets, or drop them."""
         self._epochs.pop(producer_id, None)
         for group, entry in list(self.groups.items()):
             pending = entry.pending.pop(producer_id, None)
@@ -128,8 +129,8 @@ def _keep_newer(entry: GroupEntry, partition: TopicPartition, noted: _Noted) -> 
     if known is not None and known.at > noted.at:
         return
     if noted.committed is None:
-        # Older ones that come later, out of a transaction, would be wrong: but a tombstone is only
-        # written when no transaction waits for the partition.
+        # The offset of the tombstone is not kept.  A transaction that ends later could apply an
+        # older offset; but a tombstone is written only if no offset of the partition is pending.
         entry.offsets.pop(partition, None)
     else:
         entry.offsets[partition] = noted

@@ -1,8 +1,9 @@
-"""Records of ``__consumer_offsets``: the version of the key says what it is, the value has its own.
+"""Records of ``__consumer_offsets``: a key and a value for each committed offset and each group.
 
-Written as Kafka 4 writes them: an offset's key as version 1, a group's as version 2, their values
-as version 3.  Older and newer values are read; keys of the other kinds (a broker keeps its newer
-kind of groups here, too) are nobody's business here and are passed over.
+The version of the key is the kind of the record; the value has a version of its own.  Records are
+written as by Kafka 4: the key of an offset has version 1, that of a group version 2, their values
+version 3.  Values of versions 0 to 4 are read.  Keys of other kinds are skipped: a broker stores
+groups of its newer protocol here as well.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ VALUE_VERSION, VALUE_VERSION_WITH_EXPIRY, VALUE_VERSION_COMPACT = 3, 1, 4
 
 
 def check_text(what: str, text: object, *, room: int = 0) -> str:
-    """A text that a record can hold, with `room` bytes to spare; else TypeError, ConfigError."""
+    """Return a text that fits into a record with `room` more bytes.
+
+    Raises TypeError or ConfigError if it is not such a text.
+    """
     if not isinstance(text, str):
         raise TypeError(f"{what} is a str, not {text!r}")
     try:
@@ -43,7 +47,7 @@ def check_text(what: str, text: object, *, room: int = 0) -> str:
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic; a plain tuple of the two will do wherever one is asked for."""
+    """A partition of a topic; every method that takes one accepts a plain tuple as well."""
 
     topic: str
     partition: int
@@ -54,11 +58,11 @@ class TopicPartition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """Where a group is in a partition: the offset of the record it wants next.
+    """The position of a group in a partition: the next offset to read.
 
-    `metadata` is any text of the committer's.  `leader_epoch` is that of the last record before
-    it, -1 when nobody said.  `timestamp` is when it was committed, `expires` when it goes whatever
-    happens to the group; both milliseconds, -1: not said.
+    `metadata` is any text of the program that commits.  `leader_epoch` is the epoch of the record
+    before the offset, or -1.  `timestamp` is the time of the commit; at `expires` the offset is
+    deleted even if the group is used.  Both are milliseconds, -1 if not set.
     """
 
     offset: int
@@ -68,7 +72,7 @@ class CommittedOffset:
     expires: int = -1
 
     def encode(self) -> bytes:
-        """The value that says so."""
+        """Return the value of the record."""
         if self.expires >= 0:
             out = FieldWriter().int16(VALUE_VERSION_WITH_EXPIRY).int64(self.offset)
             return out.string(self.metadata).int64(self.timestamp).int64(self.expires).take()
@@ -94,7 +98,7 @@ class CommittedOffset:
 
 
 class OffsetKey(NamedTuple):
-    """Whose offset, of which partition."""
+    """The key of a committed offset: group, topic and partition."""
 
     group: str
     topic: str
@@ -110,7 +114,7 @@ class OffsetKey(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """Which group."""
+    """The key of a group's metadata."""
 
     group: str
 
@@ -119,7 +123,7 @@ class GroupKey(NamedTuple):
 
 
 def parse_key(raw: bytes) -> OffsetKey | GroupKey | None:
-    """What a record is about; None for kinds that are not kept here."""
+    """Return the decoded key of a record; None for other kinds of records."""
     fields = FieldReader(raw)
     version = fields.int16()
     if version in (0, OFFSET_VERSION):
@@ -157,11 +161,11 @@ class GroupMetadata:
     generation: int
     protocol: str | None
     leader: str | None
-    timestamp: int = -1  # when the group came into its state; -1: not said
+    timestamp: int = -1  # when the group entered its state; -1: not known
     members: tuple[MemberMetadata, ...] = ()
 
     def encode(self) -> bytes:
-        """The value that says so."""
+        """Return the value of the record."""
         out = FieldWriter().int16(VALUE_VERSION).string(self.protocol_type)
         out.int32(self.generation).nullable_string(self.protocol).nullable_string(self.leader)
         out.int64(self.timestamp)

@@ -1,16 +1,19 @@
-"""Transactions: the coordinator of a store at work.
+"""Transactions: the transaction coordinator of a store.
 
-It carries out what the state machine asks for: records go to the partition of
-``__transaction_state`` that Kafka would choose, markers to the partitions of the transaction.
+A TransactionMachine decides; this class carries out its effects.  It appends records to the
+partition of ``__transaction_state`` that Kafka would choose, and writes markers into the partitions
+of the transaction.
 
-What is durable when: the record that names a partition before the first batch there; all data
-before Prepare*; Prepare* before the first marker; all markers before Complete*, which may come
-late: without it, the markers are written once more, and change nothing.  A store opened with
-durability="os" does the same in that order, and leaves the disk to the kernel.
+Crash order: the record that names a partition is durable before the first batch is written there;
+all data before Prepare*; Prepare* before the first marker; all markers before Complete*.  Complete*
+itself need not be durable: without it, the markers are written again, which changes nothing.  With
+durability="os" the sequence is the same, without fsync.
 
-The log is the state.  When an effect fails half-way, the id is read again from the log.
+The log is the only state.  If an effect fails, the state of its id is read from the log again.
 
-Threads share it: requests of one id take turns, those of different ids share their syncs.
+Threads share it.  `_lock` guards the machine and is not held while an effect is carried out.
+Requests of one id are done one after the other; `_drivers` has the thread that carries out an id's
+effects.  Requests of different ids run concurrently and share fsyncs.
 """
 
 from __future__ import annotations
@@ -62,12 +65,12 @@ class LiveProducer(Protocol):
     """A transactional producer of this process."""
 
     def abandon(self, error: BaseException, /) -> None:
-        """The store is about to close: give up the transaction."""
+        """Fail the open transaction: the store is about to close."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id in figures.  Times are milliseconds, -1 when there is none."""
+    """The state of a transactional id.  Times are milliseconds, -1 if there is none."""
 
     transactional_id: str
     state: str  # by Kafka's name
@@ -81,15 +84,15 @@ class TransactionDescription:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds back readers of committed records."""
+        """Whether `read_committed` readers have to wait for it."""
         return self.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 class Transactions(Closeable):
-    """The transactions of a store: `Transactions.of` gives the one there is.
+    """The transactions of a store; each store has one: `Transactions.of`.
 
-    ``list()``, ``describe(transactional_id)`` and ``abort(transactional_id)`` are for operators; of
-    a store that is open readonly the first two can be asked.
+    ``list()``, ``describe(transactional_id)`` and ``abort(transactional_id)`` are for operators.
+    The first two also work on a store that is open readonly.
     """
 
     def __init__(self, store: Store) -> None:
@@ -98,28 +101,29 @@ class Transactions(Closeable):
         self._clock: Clock = store.clock or SystemClock()
         self._guarded_clock = GuardedClock.of(store.clock)
         self._lock = threading.RLock()
-        self._changed = Notice()  # of what is under way
+        self._changed = Notice()  # an effect is done or has failed
         self._machine = TransactionMachine()
         self._timers = Timers(store.clock, name="logstore transactions")
         self._time_outs: dict[str, Timeout] = {}
         self._producers: weakref.WeakSet[LiveProducer] = weakref.WeakSet()
         self._highest_id = -1
         self._closing = False
-        # By id: the thread that carries out what is under way for it.
+        # By transactional id: the thread that carries out its effects.
         self._drivers: dict[str, int] = {}
-        # By number: partitions of the log that cannot be read.  Their ids cannot be used.
+        # By number: partitions of __transaction_state that cannot be read.  Requests for their
+        # transactional ids raise the error.
         self.unreadable: dict[int, LogStoreError | OSError] = {}
         self._load()
 
     @classmethod
     def of(cls, store: Store) -> Transactions:
-        """The transactions of a store; closed with it."""
+        """Return the transactions of a store; they are closed with the store."""
         return store.companions.of(cls)
 
     # ---- the log ----
 
     def _load(self) -> None:
-        """Read the log; what is open, and what to do about it, is `recover`'s to say."""
+        """Read the log and set time-outs; `recover` finishes and aborts transactions."""
         machine = TransactionMachine(
             max_timeout_ms=self._machine.max_timeout_ms, expiration_ms=self._machine.expiration_ms
         )
@@ -174,7 +178,7 @@ class Transactions(Closeable):
         """Carry out an effect and all that follow from it; return the state after the last one.
 
         `look` is called after each effect.  The state is read, and `look` is called, under the
-        lock: no other request can change the state before.
+        lock: no other request can change the state in between.
         """
         while effect is not None:
             try:
@@ -197,19 +201,21 @@ class Transactions(Closeable):
         return None
 
     def _failed(self, effect: Effect) -> None:
-        """An effect was not carried out, or nobody can tell; under the lock."""
+        """Handle an effect that failed or may have failed.  With the lock held."""
         self._changed.wake()
         self._machine.failed(effect)
         self._read_again(effect)
-        self._drivers.pop(effect.transactional_id, None)  # last: until then an interrupt finds us
+        # Last: after an interrupt before it, `_driving` still knows that the id is ours.
+        self._drivers.pop(effect.transactional_id, None)
 
     @contextlib.contextmanager
     def _driving(
         self, transactional_id: str, look: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Around a request and what follows from it: an interrupt leaves nothing under way.
+        """Wrap a request and its effects, so that an interrupt leaves no effect under way.
 
-        It may come at any instruction, also between the machine's answer and the first step.
+        An interrupt can stop at any instruction, also after the machine has returned an effect and
+        before `_drive` has begun.  Other threads would then wait for ever for the effect's end.
         """
         try:
             yield
@@ -232,7 +238,7 @@ class Transactions(Closeable):
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Append):
             known = effect.metadata
-            # A power cut may take these back: the markers would be written once more.
+            # These need no fsync: after a power cut without them, the markers are written again.
             late = known is None or known.state in (
                 TransactionState.COMPLETE_COMMIT,
                 TransactionState.COMPLETE_ABORT,
@@ -246,6 +252,7 @@ class Transactions(Closeable):
             self._mark(effect)
 
     def _mark(self, effect: Mark) -> None:
+        """Write the markers of a transaction, then make all of them durable."""
         coordinator_epoch = self._partition_of(effect.transactional_id).leader_epoch
         marked: list[tuple[Partition, int]] = []
         errors: list[LogStoreError | OSError] = []
@@ -260,11 +267,11 @@ class Transactions(Closeable):
                     durability="os",
                 )
             except (UnknownTopicError, IndexError):
-                continue  # deleted since, and its records with it
+                continue  # the partition was deleted, and its records with it
             except FencedError:
-                continue  # the marker was written before, and the producer went on
+                continue  # the marker is there already: the producer has a later epoch
             except (LogStoreError, OSError) as error:
-                errors.append(error)  # the others get theirs; all are tried again
+                errors.append(error)  # mark the other partitions first; all are marked again later
             else:
                 marked.append((partition, at))
         for partition, at in marked:
@@ -274,7 +281,7 @@ class Transactions(Closeable):
             raise errors[0]
 
     def _read_again(self, effect: Effect) -> None:
-        """What the log says of an id, after an effect that failed; under the lock."""
+        """Read the state of an id from the log after a failed append.  With the lock held."""
         name = effect.transactional_id
         if not isinstance(effect, Append):
             return
@@ -288,14 +295,17 @@ class Transactions(Closeable):
         if found is None or effect.metadata is None:
             self._machine.replay(name, found)
         elif found.encode() == effect.metadata.encode():
-            self._machine.replay(name, effect.metadata)  # it is in the log after all
+            # The record is in the log, although the append raised.  Use the effect's own metadata:
+            # it has `last_epoch`, which is not stored.
+            self._machine.replay(name, effect.metadata)
 
     def _when_settled(
         self, transactional_id: str, request: Callable[[], Effect | None]
     ) -> Effect | None:
-        """Call `request` under the lock, and return what it returns.
+        """Call `request` under the lock, and return its result.
 
-        Before that, wait while an effect is under way; write markers that no thread writes.
+        Before that, wait while another thread carries out an effect of the id.  If the transaction
+        is decided and no thread writes its markers, write them.
         """
         while True:
             gate = effect = None
@@ -319,10 +329,10 @@ class Transactions(Closeable):
         request: Callable[[int], Effect | None],
         look: Callable[[], None] = lambda: None,
     ) -> TransactionMetadata | None:
-        """Have the machine answer a request, and carry out what it says.
+        """Call the machine with a request, and carry out its effects.
 
-        Return the state that the request leads to.  A later request may have changed the state
-        when this returns: what the caller gets must be taken from this result.
+        Return the state after the last effect.  Callers have to use this state: another request may
+        have changed the machine's by the time this returns.
         """
         check_text("a transactional id", transactional_id)
         state: TransactionMetadata | None = None
@@ -340,7 +350,7 @@ class Transactions(Closeable):
             return state if effect is None else self._drive(effect, look)
 
     def _check_answers(self, transactional_id: str) -> None:
-        """Raise if nothing can be asked about an id."""
+        """Raise if the store is closing, or the log of the id cannot be read."""
         if self._closing:
             raise ClosedError(f"the store {self._store.path} is closed")
         unreadable = self.unreadable.get(self._number_of(transactional_id))
@@ -350,7 +360,7 @@ class Transactions(Closeable):
     # ---- for producers ----
 
     def join(self, producer: LiveProducer) -> None:
-        """A producer of this process is there: it is told when the store closes."""
+        """Register a producer of this process: `close` calls its `abandon`.  Kept weakly."""
         self._producers.add(producer)
 
     def init_producer(
@@ -360,7 +370,10 @@ class Transactions(Closeable):
         *,
         expected: tuple[int, int] | None = None,
     ) -> tuple[int, int]:
-        """Fence every other producer of an id, abort what it left open; a new id and epoch."""
+        """Fence every other producer of an id, and abort its open transaction.
+
+        Return the producer id and epoch of the new producer.
+        """
         self._store.access.check_writable()
         was_open = False
 
@@ -373,7 +386,7 @@ class Transactions(Closeable):
             )
 
         known = self._ask(transactional_id, request)
-        while was_open:  # and was aborted: ask again, as the machine wants it
+        while was_open:  # the first request only aborted the open transaction: repeat it
             known = self._ask(transactional_id, request)
         return _identity(known)
 
@@ -383,7 +396,7 @@ class Transactions(Closeable):
         identity: tuple[int, int],
         partitions: Iterable[tuple[str, int]],
     ) -> None:
-        """Partitions belong to the transaction; on disk when this returns."""
+        """Add partitions to the transaction; that is durable when this returns."""
         wanted = list(partitions)
         self._ask(
             transactional_id,
@@ -398,10 +411,10 @@ class Transactions(Closeable):
         commit: bool,
         decided: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
-        """Commit or abort, everywhere; the producer's id and epoch for its next transaction.
+        """Commit or abort; return the producer id and epoch for the next transaction.
 
-        `decided` is called once a commit is in the log, whatever becomes of its markers; after an
-        error the same may be asked for again, and goes on with them.
+        `decided` is called after the decision to commit is in the log, before the markers are
+        written.  After an error the call can be repeated; it then writes the missing markers.
         """
 
         def look() -> None:
@@ -420,7 +433,7 @@ class Transactions(Closeable):
         return _identity(known)
 
     def check(self, transactional_id: str, identity: tuple[int, int]) -> None:
-        """Raise TransactionAbortedError or FencedError if a producer's epoch is over."""
+        """Raise TransactionAbortedError or FencedError if a producer's epoch has ended."""
         with self._lock:
             self._machine.check(transactional_id, *identity)
 
@@ -447,10 +460,10 @@ class Transactions(Closeable):
     def _set_time_out(self, known: TransactionMetadata) -> None:
         name = known.transactional_id
         if name not in self._time_outs:
-            # One more: it is over when its time-out has passed, not when it has come.
+            # One millisecond more: the machine aborts if more than `timeout_ms` have passed.
             whole = known.timeout_ms + 1
             left = known.start_ms + whole - self._guarded_clock.now_ms()
-            # Never more than all of it: the clock may have been ahead when the transaction began.
+            # At most the whole time-out: the clock may have been ahead when the transaction began.
             self._time_outs[name] = self._timers.after(
                 min(max(0, left), whole) / 1000, lambda: self._time_out(name)
             )
@@ -465,7 +478,7 @@ class Transactions(Closeable):
         with self._lock:
             timeout = self._time_outs.get(transactional_id)
             if timeout is None or timeout.pending:
-                return  # the transaction of this time-out is over
+                return  # the transaction of this time-out has ended
             del self._time_outs[transactional_id]
             known = self._machine.get(transactional_id)
             if self._closing or known is None or known.state is not TransactionState.ONGOING:
@@ -479,16 +492,16 @@ class Transactions(Closeable):
         self._drive(effect)
 
     def run_due(self) -> int:
-        """Abort what has timed out, for callers with a manual clock; else a thread does it."""
+        """Abort transactions that have timed out.  For a manual clock; else a thread does it."""
         return self._timers.run_due()
 
     # ---- after a crash, and at the end ----
 
     def recover(self, *, abort_ongoing: bool) -> tuple[str, ...]:
-        """Finish what is decided, and abort what is open; the ids that were concerned.
+        """Write the markers of decided transactions, and abort open ones; return their ids.
 
-        With `abort_ongoing`, transactions of a process that is gone; otherwise only those that have
-        timed out: their producers may be elsewhere, and come back.
+        `abort_ongoing`: abort all open transactions, because the process of their producers has
+        ended.  Otherwise abort only those that have timed out: a producer may still continue.
         """
         with self._lock:
             now = self._guarded_clock.now_ms()
@@ -504,7 +517,7 @@ class Transactions(Closeable):
             try:
                 self._finish(name)
             except (LogStoreError, OSError) as error:
-                errors[name] = error  # what keeps one id keeps no other
+                errors[name] = error  # raised after the other ids were finished
         for name, first in errors.items():
             first.add_note(f"while finishing the transaction of {name!r}, one of {len(errors)}")
             raise first
@@ -522,10 +535,10 @@ class Transactions(Closeable):
             with self._driving(transactional_id):
                 self._drive(self._when_settled(transactional_id, abort))
         except ConcurrentTransactionsError:
-            return  # someone else ends it
+            return  # another thread ends it
 
     def close(self) -> None:
-        """Abort what is open: its producers are of this process, and lose their store."""
+        """Abort all open transactions: their producers use this store, which is closing."""
         if self._closing:
             return
         gone = ClosedError(f"the store {self._store.path} is closed")
@@ -540,7 +553,7 @@ class Transactions(Closeable):
     # ---- for operators ----
 
     def list(self, *, open_only: bool = False) -> tuple[TransactionDescription, ...]:
-        """All transactional ids, by name; or those whose transaction is not over."""
+        """Return all transactional ids, sorted, or only those with an open transaction."""
         with self._lock:
             if self._store.readonly:
                 self.unreadable.clear()
@@ -551,7 +564,7 @@ class Transactions(Closeable):
         return tuple(each for each in found if each.is_open or not open_only)
 
     def describe(self, transactional_id: str) -> TransactionDescription:
-        """One transactional id; LookupError when nothing is known of it."""
+        """Return the state of a transactional id.  Raises LookupError if it is unknown."""
         for each in self.list():
             if each.transactional_id == transactional_id:
                 return each
@@ -571,16 +584,16 @@ class Transactions(Closeable):
         )
 
     def abort(self, transactional_id: str) -> TransactionDescription:
-        """Abort an open transaction; its producer gets TransactionAbortedError when it goes on.
+        """Abort an open transaction; the next call of its producer raises TransactionAbortedError.
 
-        Raises TransactionStateError when there is none.
+        Raises TransactionStateError if there is no open transaction.
         """
         self._store.access.check_writable()
         self._ask(transactional_id, lambda now: self._machine.abort(transactional_id, now))
         return self.describe(transactional_id)
 
     def expire(self) -> tuple[str, ...]:
-        """Forget ids that nobody used for a week, as Kafka does; which."""
+        """Delete ids that were not used for a week, as Kafka does; return them."""
         with self._lock:
             names = self._machine.expired(self._guarded_clock.now_ms())
         for name in names:
@@ -592,6 +605,6 @@ class Transactions(Closeable):
 
 
 def _identity(known: TransactionMetadata | None) -> tuple[int, int]:
-    """The producer id and epoch of a state."""
+    """Return the producer id and epoch of a state."""
     assert known is not None
     return known.producer_id, known.producer_epoch

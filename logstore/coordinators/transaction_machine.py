@@ -1,20 +1,21 @@
 """TransactionMachine: Kafka's state machine for transactions, without I/O.
 
-Requests go in with the time, and an *effect* comes out: something that someone else has to do, a
-record to append to the coordinator's log or markers to write into the partitions of a transaction.
-`done` takes the news that it was done, and answers with the next one, until there is none.  So all
-waiting, writing and failing is elsewhere, and a crash is to stop between two effects.
+A request returns an *effect*, which the caller has to carry out: append a record to the
+coordinator's log, or write markers into the partitions of a transaction.  The caller then calls
+`done(effect)`, which returns the next effect or None; or `failed(effect)`.  The machine does not
+wait, write or retry.  A crash is the same as a stop between two effects.
 
     Append(Ongoing) | Append(PrepareCommit) -> Mark -> Append(CompleteCommit)
 
-Invariant: the state is that of the newest record in the log; it changes when that record is
-appended and not before.  Once Prepare* is in the log, the transaction ends in that way: whoever
-loads the log later goes on with its markers.
+Invariant: the state of an id is that of its newest record in the log.  It changes in `done`, after
+the record was appended.  After Prepare* is in the log, the transaction can only end in that way: a
+process that loads the log later writes the markers again.
 
-One epoch a transaction (KIP-890): the markers carry the next epoch, which fences everything that is
-still under way from the transaction that they end.
+Each transaction has its own epoch (KIP-890).  The markers have the next epoch, which fences batches
+of the ended transaction that arrive late.
 
-Callers serialise; an id whose effect is under way refuses others with ConcurrentTransactionsError.
+The caller serialises all calls.  While an effect of an id is under way, other requests for the id
+raise ConcurrentTransactionsError.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ __all__ = ["Append", "Effect", "Mark", "TransactionMachine"]
 
 MAX_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms
 EXPIRATION_MS = 7 * 86_400_000  # transactional.id.expiration.ms
-LAST_EPOCH = EPOCH_MAX - 1  # of a producer id that can begin a transaction
-ID_LENGTH_MAX = 10_000  # as a string that fits its record with room to spare
+LAST_EPOCH = EPOCH_MAX - 1  # the last in which a transaction can begin: its markers need one more
+ID_LENGTH_MAX = 10_000  # characters; in UTF-8 it fits into a string of a record
 
 S = TransactionState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Append:
-    """Append the state of an id to the log; `metadata` None: its tombstone."""
+    """Effect: append the state of an id to the log; `metadata` None is a tombstone."""
 
     transactional_id: str
     metadata: TransactionMetadata | None
@@ -53,7 +54,7 @@ class Append:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
-    """Write the marker that ends a transaction into each of its partitions."""
+    """Effect: write the marker that ends a transaction into each of its partitions."""
 
     transactional_id: str
     producer_id: int
@@ -75,28 +76,29 @@ class TransactionMachine:
         self.expiration_ms = expiration_ms
         self._known: dict[str, TransactionMetadata] = {}
         self._names: dict[int, str] = {}  # transactional ids, by producer id; some are outdated
+        # The effect of each id that was returned and is neither done nor failed.
         self._under_way: dict[str, Effect] = {}
 
-    # ---- what is known ----
+    # ---- the state ----
 
     def __iter__(self) -> Iterator[TransactionMetadata]:
-        """All ids, by name."""
+        """Iterate over the states of all ids, sorted by id."""
         return iter([self._known[each] for each in sorted(self._known)])
 
     def get(self, transactional_id: str) -> TransactionMetadata | None:
-        """What is known of an id."""
+        """Return the state of an id, or None."""
         return self._known.get(transactional_id)
 
     def under_way(self, transactional_id: str) -> Effect | None:
-        """What is being carried out for an id."""
+        """Return the effect of an id that is neither done nor failed, or None."""
         return self._under_way.get(transactional_id)
 
     def is_under_way(self, transactional_id: str) -> bool:
-        """Whether an effect of it was given out and not answered."""
+        """Return whether an effect of the id is neither done nor failed."""
         return transactional_id in self._under_way
 
     def replay(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
-        """Take in a record of the log, in its order."""
+        """Take a record of the log.  Call it in the sequence of the log."""
         if metadata is None:
             before = self._known.pop(transactional_id, None)
             if before is not None:
@@ -108,8 +110,8 @@ class TransactionMachine:
     def check(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionMetadata:
         """Return the state of an id, for the producer that has it.
 
-        Raises TransactionAbortedError when this epoch's transaction was aborted by a time-out or
-        an operator; FencedError when another producer has the id.
+        Raises TransactionAbortedError if this epoch's transaction was aborted by a time-out or an
+        operator; FencedError if another producer has the id.
         """
         known = self._known.get(transactional_id)
         if known is None:
@@ -128,7 +130,7 @@ class TransactionMachine:
     def outcome(self, transactional_id: str, producer_id: int, epoch: int) -> str:
         """Return how the transaction of an epoch ended: "committed", "aborted", or "open".
 
-        An empty string if the state of the id has moved on since: the transaction is over, and its
+        An empty string if a later transaction of the id has begun: then this one has ended, and its
         markers are in the partitions.
         """
         known = self._known.get(transactional_id)
@@ -146,7 +148,7 @@ class TransactionMachine:
     def verify(self, producer_id: int, epoch: int, partition: tuple[str, int]) -> None:
         """Raise unless the producer has a transaction open that the partition was added to.
 
-        As AddPartitionsToTxn with verifyOnly (KIP-890).
+        It is Kafka's AddPartitionsToTxn with verifyOnly (KIP-890).
         """
         name = self._names.get(producer_id)
         known = None if name is None else self.check(name, producer_id, epoch)
@@ -170,9 +172,9 @@ class TransactionMachine:
     ) -> Effect | None:
         """Make the caller the only producer of an id.
 
-        When its last one has left a transaction open, the effects abort it, and the caller has to
-        ask again.  `expected` is the id and epoch of a producer that goes on: it gets the epoch
-        after its own, or is fenced.  None: it has its new epoch already.
+        If the last producer has left a transaction open, the effects abort it, and the caller has
+        to call again.  `expected` is the id and epoch of a producer that continues: it gets the
+        epoch after its own, or is fenced.  Return None if it has its new epoch already.
         """
         name: object = transactional_id
         if not isinstance(name, str) or not name:
@@ -222,7 +224,10 @@ class TransactionMachine:
         partitions: Iterable[tuple[str, int]],
         now_ms: int,
     ) -> Effect | None:
-        """Before the first record goes there.  None: they belong to the transaction already."""
+        """Add partitions to the transaction, before the first record is written there.
+
+        Return None if all of them belong to it already.
+        """
         known = self._of(transactional_id, producer_id, producer_epoch)
         wanted = known.partitions if known.state is S.ONGOING else frozenset()
         wanted |= frozenset(partitions)
@@ -250,7 +255,7 @@ class TransactionMachine:
         commit: bool,
         fresh_id: Callable[[], int],
     ) -> Effect | None:
-        """Commit or abort.  None: it was ended in this way before."""
+        """Commit or abort.  Return None if the transaction has ended in this way already."""
         known = self._known.get(transactional_id)
         ended = S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT
         if (
@@ -278,7 +283,7 @@ class TransactionMachine:
         )
 
     def abort(self, transactional_id: str, now_ms: int) -> Effect:
-        """End a transaction for its producer, whose epoch is over then: a time-out, an operator."""
+        """Abort a transaction after a time-out or for an operator; its producer's epoch ends."""
         known = self._idle(transactional_id)
         if known is None:
             raise TransactionStateError(
@@ -302,7 +307,7 @@ class TransactionMachine:
         )
 
     def timed_out(self, now_ms: int) -> list[str]:
-        """Ids whose transaction is open for longer than it may be."""
+        """Return the ids whose transaction is open for longer than its time-out."""
         return [
             known.transactional_id
             for known in self._known.values()
@@ -312,7 +317,7 @@ class TransactionMachine:
         ]
 
     def unfinished(self) -> list[str]:
-        """Ids whose transaction is decided, and whose markers nobody is writing."""
+        """Return the ids with a decided transaction, whose markers are not being written."""
         return [
             known.transactional_id
             for known in self._known.values()
@@ -320,7 +325,7 @@ class TransactionMachine:
         ]
 
     def expired(self, now_ms: int) -> list[str]:
-        """Ids without a transaction that nobody used for so long."""
+        """Return the ids without an open transaction that were not used for `expiration_ms`."""
         return [
             known.transactional_id
             for known in self._known.values()
@@ -330,7 +335,7 @@ class TransactionMachine:
         ]
 
     def forget(self, transactional_id: str) -> Effect:
-        """Forget an id that has no transaction: the next producer of it is a new one."""
+        """Delete an id that has no open transaction; its next producer gets a new producer id."""
         known = self._idle(transactional_id)
         if known is None or not known.state.is_over:
             raise TransactionStateError(f"{transactional_id!r} has a transaction, or is not known")
@@ -339,14 +344,14 @@ class TransactionMachine:
     # ---- effects ----
 
     def resume(self, transactional_id: str) -> Effect:
-        """Go on with the markers of a transaction that is decided."""
+        """Write the markers of a decided transaction again."""
         known = self._known[transactional_id]
         assert known.state.is_prepared
         assert transactional_id not in self._under_way
         return self._start(_markers_of(known))
 
     def done(self, effect: Effect, now_ms: int) -> Effect | None:
-        """It was done; the next one."""
+        """Note that an effect was carried out; return the next effect or None."""
         name = effect.transactional_id
         assert self._under_way.get(name) is effect
         following: Effect | None = None
@@ -356,7 +361,7 @@ class TransactionMachine:
                 following = _markers_of(effect.metadata)
         else:
             following = Append(name, _completed(self._known[name], now_ms))
-        # Last, in one step: until then an interrupt finds this effect under way.
+        # Last, in one step: after an interrupt before it, this effect is still under way.
         if following is None:
             del self._under_way[name]
         else:
@@ -364,7 +369,7 @@ class TransactionMachine:
         return following
 
     def failed(self, effect: Effect) -> None:
-        """It was not done, or nobody can tell: the log says which, see `replay`."""
+        """Note that an effect failed.  The caller reads the log to find out if it took effect."""
         assert self._under_way.pop(effect.transactional_id) is effect
 
     def _append(self, metadata: TransactionMetadata) -> Effect:
@@ -384,14 +389,14 @@ class TransactionMachine:
         return known
 
     def _of(self, name: str, producer_id: int, epoch: int) -> TransactionMetadata:
-        """What is known of an id, for its producer; anyone else is fenced."""
+        """Return the state of an id for its producer; raise for any other one or while it ends."""
         known = self.check(name, producer_id, epoch)
         self._idle(name)
         return known
 
 
 def _is_last(known: TransactionMetadata, producer_id: int, epoch: int) -> bool:
-    """Whether this is who had the id before it got its present epoch."""
+    """Return whether this producer id and epoch are those before the current epoch."""
     before = known.previous_producer_id if known.previous_producer_id >= 0 else known.producer_id
     return (before, known.last_epoch) == (producer_id, epoch)
 

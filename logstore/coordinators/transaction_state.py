@@ -1,8 +1,8 @@
-"""TransactionMetadata: what the coordinator knows of one transactional id, and its record.
+"""TransactionMetadata: the state of one transactional id, and its record.
 
-A record of ``__transaction_state`` has the transactional id as its key and all of this as its
-value, byte for byte as Kafka's: version 1, with tagged fields at the end.  Version 0, from before
-Kafka 3.8, is read as well.  The newest record of an id is its state; a tombstone forgets it.
+A record of ``__transaction_state`` has the transactional id as its key and the state as its value,
+in Kafka's format: version 1, with tagged fields at the end.  Version 0, from before Kafka 3.8, is
+read as well.  The newest record of an id is its state; a tombstone deletes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREVIOUS_ID, NEXT_ID, CLIENT_VERSION = 0, 1, 2  # tagged fields
 
 
 class TransactionState(enum.IntEnum):
-    """Kafka's states, by the number that is stored."""
+    """Kafka's states, with the numbers that are stored."""
 
     EMPTY = 0
     ONGOING = 1
@@ -34,12 +34,12 @@ class TransactionState(enum.IntEnum):
 
     @property
     def is_prepared(self) -> bool:
-        """Decided, and not yet told to all partitions."""
+        """Whether the end is decided, and markers may be missing in some partitions."""
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
     def is_over(self) -> bool:
-        """Nothing is open."""
+        """Whether no transaction is open."""
         return self in (
             TransactionState.EMPTY,
             TransactionState.COMPLETE_COMMIT,
@@ -48,13 +48,13 @@ class TransactionState(enum.IntEnum):
 
     @property
     def kafka_name(self) -> str:
-        """As Kafka's tools show it: ``PrepareCommit``."""
+        """The name in Kafka's tools, such as ``PrepareCommit``."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransactionMetadata:
-    """One transactional id.  `partitions` are those of the transaction that is not over."""
+    """The state of one transactional id.  `partitions` are those of its open transaction."""
 
     transactional_id: str
     producer_id: int
@@ -66,11 +66,11 @@ class TransactionMetadata:
     start_ms: int = -1
     previous_producer_id: int = -1
     next_producer_id: int = -1
-    client_version: int = 2  # transactions with an epoch of their own
-    last_epoch: int = -1  # the one before, if its owner may still ask; not stored
+    client_version: int = 2  # each transaction has its own epoch (KIP-890)
+    last_epoch: int = -1  # the epoch before, if its producer may repeat a request; not stored
 
     def encode(self) -> bytes:
-        """The value of its record."""
+        """Return the value of the record."""
         writer = FieldWriter().int16(VALUE_VERSION)
         writer.int64(self.producer_id).int16(self.producer_epoch).int32(self.timeout_ms)
         writer.int8(self.state)
@@ -91,7 +91,7 @@ class TransactionMetadata:
 
     @classmethod
     def decode(cls, transactional_id: str, value: bytes) -> TransactionMetadata:
-        """What a record's value says; InvalidRecordError when it cannot be read."""
+        """Decode a record's value.  Raises InvalidRecordError."""
         reader = FieldReader(value)
         version = reader.int16()
         if version not in (0, VALUE_VERSION):
@@ -136,11 +136,11 @@ def _read_old_topic(reader: FieldReader) -> tuple[str, list[int]]:
 
 
 def encode_key(transactional_id: str) -> bytes:
-    """The key of a transactional id's records."""
+    """Return the key of a transactional id's records."""
     return FieldWriter().int16(KEY_VERSION).string(transactional_id).take()
 
 
 def decode_key(key: bytes) -> str | None:
-    """The transactional id of a record; None for a key of another version."""
+    """Return the transactional id of a record's key; None for a key of another version."""
     reader = FieldReader(key)
     return reader.string() if reader.int16() == KEY_VERSION else None

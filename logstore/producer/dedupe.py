@@ -91,13 +91,22 @@ class DedupeWindow:
 
     def _load(self, partition: Partition, now_ms: int) -> None:
         place = Place(partition.topic, partition.number)
-        generation = partition.generation
         oldest = now_ms - self.window_ms
-        start = min(
-            partition.offset_for_time(max(0, oldest)),
-            max(partition.start_offset, partition.end_offset - self.records_max),
-        )
-        for record in _settled_records(partition, start):
+        while True:
+            # Read the generation first: a record is noted with one that is not newer than the scan.
+            generation = partition.generation
+            start = min(
+                partition.offset_for_time(max(0, oldest)),
+                max(partition.start_offset, partition.end_offset - self.records_max),
+            )
+            try:
+                records = _settled_records(partition, start)
+                break
+            except OffsetOutOfRangeError:
+                if not partition.moved_since(generation):
+                    raise
+                # The log was truncated or trimmed during the scan: read it again.
+        for record in records:
             headers = dict(reversed(record.headers))
             found = headers.get(HEADER)
             if found is not None:

@@ -24,6 +24,7 @@ from logstore import (
     Producer,
     Transactions,
 )
+from logstore.format.batch import BatchHeader
 from logstore.partition.scan import Scan
 from logstore.producer.dedupe import HEADER
 from tests.kit import kill, topic_values, wait_until_freed
@@ -141,6 +142,33 @@ def test_an_id_whose_record_was_truncated_may_be_sent_again(tmp_path: Path) -> N
         with Producer(store) as producer:
             assert producer.append("t", b"first", dedupe_id="kept").offset == 0
         assert topic_values(store, "t") == [b"first"]
+
+
+def test_a_truncation_while_the_window_is_loaded_loads_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with logstore.open(tmp_path) as store, Producer(store) as producer:
+        store.create_topic("t")
+        for number in range(4):
+            producer.append("t", b"%d" % number, dedupe_id=f"id-{number}")
+            store["t"][0].roll()
+    with logstore.open(tmp_path) as store, Producer(store) as producer:
+        log = store["t"][0]
+        cuts = [1]
+
+        class Truncating:
+            @staticmethod
+            def parse(raw: bytes) -> BatchHeader:
+                header = BatchHeader.parse(raw)
+                if header.base_offset == 2 and cuts:
+                    log.truncate(cuts.pop())
+                return header
+
+        monkeypatch.setattr("logstore.producer.dedupe.BatchHeader", Truncating)
+        assert producer.append("t", b"3 again", dedupe_id="id-3").offset == 1
+        assert producer.append("t", b"0 again", dedupe_id="id-0").offset == 0
+        assert values(store) == [b"0", b"3 again"]
+        assert not cuts
 
 
 def test_a_record_whose_commit_was_truncated_does_not_count(tmp_path: Path) -> None:

@@ -707,3 +707,20 @@ def test_a_producer_that_was_fenced_is_freed(store: Store) -> None:
         return weakref.ref(old)
 
     wait_until_freed(fence())
+
+
+def test_failures_that_no_flush_raises_take_a_bounded_amount_of_memory(store: Store) -> None:
+    failed: list[Delivery] = []
+    producer = Producer(store)
+    for _ in range(300):
+        producer.note_failure(OSError(errno.EIO, "Input/output error"))
+    assert len(producer._failures) == 100
+    with pytest.raises(
+        BaseExceptionGroup, match=r"^300 packs of records failed; 200 .* not"
+    ) as all_:
+        producer.flush()
+    assert len(all_.value.exceptions) == 100
+    producer.flush()  # they are raised once
+    producer.send("one", b"v", callback=failed.append)
+    producer.close()
+    assert failed[0].exception(0) is None

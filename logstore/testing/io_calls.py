@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-_NAMES: Final = _native.watch_kinds()
+_NAMES: Final = _native.io_recorder_kinds()
 
 KINDS: Final = _NAMES[:-1]  # the last is a mark
 
@@ -230,7 +230,7 @@ class _Watch:
 
     def _start(self, *, keep_calls: bool, keep_data: bool, ordered: bool) -> None:
         try:
-            _native.watch_start(
+            _native.io_recorder_start(
                 self.root,
                 tuple(fault._native() for fault in self.faults),
                 keep_calls,
@@ -246,18 +246,18 @@ class _Watch:
         self._on = True
 
     def _stop(self) -> None:
-        _native.watch_stop()
+        _native.io_recorder_stop()
         self._catch_up()
         self._on = False
 
     def _catch_up(self) -> None:
         if not self._on:
             return
-        self._count = _native.watch_count()
-        found = _native.watch_faults(len(self.faults))
+        self._count = _native.io_recorder_count()
+        found = _native.io_recorder_faults(len(self.faults))
         self._matched = [matched for matched, _ in found]
         self._fired = [fired for _, fired in found]
-        for call in _native.watch_calls(len(self._operations)):
+        for call in _native.io_recorder_calls(len(self._operations)):
             kind, path, target, fd, flags, position, size, result, spoiled, done, data = call
             name = _NAMES[kind]
             mark = self._marks[position] if name == "mark" else None
@@ -278,7 +278,7 @@ class _Watch:
         """Record a mark between the calls: before every call that starts after this."""
         self._marks.append(mark)
         if self._on:
-            _native.watch_mark(len(self._marks) - 1)
+            _native.io_recorder_mark(len(self._marks) - 1)
 
 
 class Trace(_Watch):

@@ -1,7 +1,7 @@
 #include "columns.h"
 
 #include "memory.h"
-#include "run.h"
+#include "uniform_run.h"
 
 #include <string.h>
 
@@ -388,7 +388,7 @@ static bool ensure(ls_bytes_column *column, size_t bytes)
 
 static inline bool room_for_run(const ls_columns *columns)
 {
-    enum { RUN_BYTES = LS_RUN_ROWS * LS_RUN_STRIDE_MAX };
+    enum { RUN_BYTES = LS_UNIFORM_RUN_ROWS * LS_UNIFORM_RUN_STRIDE_MAX };
     return columns->values.size + RUN_BYTES <= columns->bytes_max &&
            columns->keys.size + RUN_BYTES <= columns->bytes_max;
 }
@@ -398,12 +398,12 @@ static ls_code fill_run(ls_columns *columns, ls_records *records, size_t *rows)
 {
     unsigned fields = columns->fields;
     size_t row = columns->rows;
-    int64_t unwanted[LS_RUN_ROWS];
+    int64_t unwanted[LS_UNIFORM_RUN_ROWS];
     int64_t *timestamps =
         (fields & LS_COLUMN_TIMESTAMP) ? columns->timestamps + row : unwanted;
     ls_records before = *records;
-    ls_run run;
-    size_t taken = ls_run_take(records, &run, timestamps, columns->rows_max - row);
+    ls_uniform_run run;
+    size_t taken = ls_uniform_run_take(records, &run, timestamps, columns->rows_max - row);
     *rows = taken;
     if (taken == 0) {
         return LS_OK;
@@ -442,8 +442,8 @@ static ls_code fill_quick(ls_columns *columns, ls_records *records)
     unsigned fields = columns->fields;
     row_block block;
     while (!full(columns)) {
-        size_t run_rows = LS_RUN_SHORT;
-        while (run_rows >= LS_RUN_SHORT && columns->rows < columns->rows_max &&
+        size_t run_rows = LS_UNIFORM_RUN_SHORT;
+        while (run_rows >= LS_UNIFORM_RUN_SHORT && columns->rows < columns->rows_max &&
                room_for_run(columns)) {
             ls_code code = fill_run(columns, records, &run_rows);
             if (code != LS_OK) {

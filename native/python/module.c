@@ -319,7 +319,7 @@ static int module_exec(PyObject *self)
         PyModule_AddFunctions(self, ls_batch_functions) < 0 ||
         PyModule_AddFunctions(self, ls_index_functions) < 0 ||
         PyModule_AddFunctions(self, ls_filesystem_functions) < 0 ||
-        PyModule_AddFunctions(self, ls_watch_functions) < 0) {
+        PyModule_AddFunctions(self, ls_io_recorder_functions) < 0) {
         return -1;
     }
     return PyModule_AddStringConstant(self, "CRC32C_IMPLEMENTATION", ls_crc32c_implementation());

@@ -192,7 +192,7 @@ extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_batch_functions[];
 extern PyMethodDef ls_index_functions[];
 extern PyMethodDef ls_filesystem_functions[];
-extern PyMethodDef ls_watch_functions[];
+extern PyMethodDef ls_io_recorder_functions[];
 
 int64_t ls_now_ms(void);
 int64_t ls_now_ns(void);

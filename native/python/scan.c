@@ -9,10 +9,10 @@
  */
 #include "module.h"
 
-#include "ahead.h"
+#include "read_ahead.h"
 #include "codec_call.h"
 #include "memory.h"
-#include "run.h"
+#include "uniform_run.h"
 #include "scan.h"
 
 #include <string.h>
@@ -31,13 +31,13 @@ typedef struct {
     PyObject *aborted;                 /* bytes: transactions not to be shown; strong or NULL */
     PyObject *moved;                   /* callable () -> bool, asked before damage is told; or NULL */
     ls_window window;
-    ls_ahead *ahead;                   /* of a long scan to columns; or NULL */
+    ls_read_ahead *ahead;              /* of a long scan to columns; or NULL */
     ls_records records;                /* the current batch; remaining == 0: none */
     ls_batch batch;
-    ls_run run;                        /* taken off `records` but for run_at rows not handed out */
+    ls_uniform_run run;                /* taken off `records` but for run_at rows not handed out */
     size_t run_at;                     /* rows handed out; == run.rows: none left */
     size_t singly;                     /* records to take one by one before looking for a run */
-    int64_t run_timestamps[LS_RUN_ROWS];
+    int64_t run_timestamps[LS_UNIFORM_RUN_ROWS];
     int64_t position;                  /* of the next batch */
     int64_t start;                     /* offsets below are not handed out */
     int64_t stop;                      /* nor these and above */
@@ -140,19 +140,19 @@ static int scan_clear(SegmentScanObject *self)
 static void start_ahead(SegmentScanObject *self)
 {
     int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
-    if (self->alone || self->position - self->began < LS_AHEAD_AFTER_BYTES ||
-        limit - self->position < LS_AHEAD_MIN_BYTES) {
+    if (self->alone || self->position - self->began < LS_READ_AHEAD_AFTER_BYTES ||
+        limit - self->position < LS_READ_AHEAD_MIN_BYTES) {
         return;
     }
     if (self->ahead == NULL) {
-        self->ahead = ls_ahead_new(self->file->io, self->file->fd);
+        self->ahead = ls_read_ahead_new(self->file->io, self->file->fd);
     }
     if (self->ahead == NULL || !ls_file_pin(self->file)) {
         PyErr_Clear();
         self->alone = true;
         return;
     }
-    self->reading_ahead = ls_ahead_start(self->ahead, self->position, limit, self->stop);
+    self->reading_ahead = ls_read_ahead_start(self->ahead, self->position, limit, self->stop);
     if (!self->reading_ahead) {
         ls_file_unpin(self->file);
     }
@@ -164,7 +164,7 @@ static void start_ahead(SegmentScanObject *self)
 static void stop_ahead(SegmentScanObject *self)
 {
     if (self->reading_ahead) {
-        ls_ahead_stop(self->ahead);
+        ls_read_ahead_stop(self->ahead);
         self->reading_ahead = false;
         ls_file_unpin(self->file);
         self->began = self->position;
@@ -178,7 +178,7 @@ static void scan_dealloc(SegmentScanObject *self)
     scan_clear(self);
     stop_ahead(self);
     ls_memory_give(self->content);
-    ls_ahead_free(self->ahead);
+    ls_read_ahead_free(self->ahead);
     ls_window_free(&self->window);
     Py_XDECREF(self->file);
     Py_XDECREF(self->topic);
@@ -400,11 +400,11 @@ static ls_status load_batch(SegmentScanObject *self, int64_t limit, const uint8_
 {
     ls_status status;
     if (self->reading_ahead) {
-        if (ls_ahead_ready(self->ahead, self->position)) {
-            *data = ls_ahead_batch(self->ahead, self->position);
+        if (ls_read_ahead_ready(self->ahead, self->position)) {
+            *data = ls_read_ahead_batch(self->ahead, self->position);
         } else {
             Py_BEGIN_ALLOW_THREADS     /* pinned and busy: see enter() */
-            *data = ls_ahead_batch(self->ahead, self->position);
+            *data = ls_read_ahead_batch(self->ahead, self->position);
             Py_END_ALLOW_THREADS
         }
         if (*data != NULL) {
@@ -622,9 +622,9 @@ static inline ls_code next_record(SegmentScanObject *self, ls_record *record)
         if (self->singly == 0) {
             self->run_at = 0;
             self->run.rows = 0;
-            if (ls_run_take(&self->records, &self->run, self->run_timestamps, LS_RUN_ROWS) <
-                LS_RUN_SHORT) {
-                self->singly = LS_RUN_ROWS;
+            if (ls_uniform_run_take(&self->records, &self->run, self->run_timestamps,
+                                    LS_UNIFORM_RUN_ROWS) < LS_UNIFORM_RUN_SHORT) {
+                self->singly = LS_UNIFORM_RUN_ROWS;
             }
         } else {
             self->singly--;
@@ -719,7 +719,7 @@ static bool is_plain(const ls_batch *batch)
 static bool plain_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
 {
     if (self->reading_ahead) {
-        *data = ls_ahead_batch(self->ahead, self->position);
+        *data = ls_read_ahead_batch(self->ahead, self->position);
         return *data != NULL &&
                ls_batch_parse(*data, LS_BATCH_HEADER_BYTES, &self->batch).code == LS_OK;
     }

@@ -10,7 +10,7 @@
  */
 #include "batch.h"
 #include "check.h"
-#include "run.h"
+#include "uniform_run.h"
 
 enum { PREFIX_BYTES = 7, BASE_TIMESTAMP = 1000, BATCH_BYTES = 1 << 20 };
 
@@ -33,9 +33,9 @@ static void walk_by_runs(const ls_batch *batch, const uint8_t *payload, size_t s
     ls_records_open(&quick, batch, payload, size);
     ls_records_open(&careful, batch, payload, size);
     for (;;) {
-        ls_run run;
-        int64_t timestamps[LS_RUN_ROWS];
-        size_t rows = ls_run_take(&quick, &run, timestamps, LS_RUN_ROWS);
+        ls_uniform_run run;
+        int64_t timestamps[LS_UNIFORM_RUN_ROWS];
+        size_t rows = ls_uniform_run_take(&quick, &run, timestamps, LS_UNIFORM_RUN_ROWS);
         for (size_t i = 0; i < rows; i++) {
             CHECK(ls_records_next(&careful, &record) == LS_OK);
             CHECK(record.offset == run.offset + (int64_t)i && record.timestamp == timestamps[i]);

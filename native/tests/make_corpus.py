@@ -411,7 +411,7 @@ def main() -> None:
         "varint": VARINTS,
         "header": HEADERS_ALONE,
         "resync": RESYNCS,
-        "run": RUNS,
+        "uniform_run": RUNS,
         "columns": COLUMNS,
         "lz4": LZ4,
         "transactions": TRANSACTIONS,

@@ -2,12 +2,12 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
-#include "ahead.h"
+#include "read_ahead.h"
 #include "check.h"
 #include "columns.h"
 #include "lz4_frame.h"
 #include "memory_io.h"
-#include "run.h"
+#include "uniform_run.h"
 #include "sample.h"
 
 enum { FD = 3 };                       /* memory_io looks at no descriptor */
@@ -57,11 +57,11 @@ static size_t compare_walks(const ls_builder *builder, size_t rows_max)
     open_walk(builder, &batch, &careful);
     size_t by_runs = 0;
     for (;;) {
-        ls_run run;
+        ls_uniform_run run;
         ls_record record;
-        int64_t timestamps[LS_RUN_ROWS];
-        size_t rows = ls_run_take(&quick, &run, timestamps, rows_max);
-        CHECK(rows <= rows_max && rows <= LS_RUN_ROWS);
+        int64_t timestamps[LS_UNIFORM_RUN_ROWS];
+        size_t rows = ls_uniform_run_take(&quick, &run, timestamps, rows_max);
+        CHECK(rows <= rows_max && rows <= LS_UNIFORM_RUN_ROWS);
         for (size_t i = 0; i < rows; i++) {
             CHECK(ls_records_next(&careful, &record) == LS_OK);
             CHECK(record.offset == run.offset + (int64_t)i && record.timestamp == timestamps[i]);
@@ -87,7 +87,7 @@ static void runs_are_what_the_careful_walk_sees(void)
         int32_t change = (int32_t)(seed % 8) * 9;      /* 0: never */
         ls_builder builder;
         varied_batch(&builder, 1500, change, seed);
-        size_t taken = compare_walks(&builder, seed % 2 ? LS_RUN_ROWS : 1 + seed % 60);
+        size_t taken = compare_walks(&builder, seed % 2 ? LS_UNIFORM_RUN_ROWS : 1 + seed % 60);
         CHECK(change != 0 || seed % 2 == 0 || taken > 1400);
         ls_builder_free(&builder);
     }
@@ -107,10 +107,10 @@ static void a_changed_byte_is_not_run_over(void)
             ls_records quick, careful;
             open_walk(&builder, &batch, &quick);
             open_walk(&builder, &batch, &careful);
-            ls_run run;
-            int64_t timestamps[LS_RUN_ROWS];
+            ls_uniform_run run;
+            int64_t timestamps[LS_UNIFORM_RUN_ROWS];
             size_t rows;
-            while ((rows = ls_run_take(&quick, &run, timestamps, LS_RUN_ROWS)) > 0) {
+            while ((rows = ls_uniform_run_take(&quick, &run, timestamps, LS_UNIFORM_RUN_ROWS)) > 0) {
                 for (size_t i = 0; i < rows; i++) {
                     ls_record record;
                     CHECK(ls_records_next(&careful, &record) == LS_OK);
@@ -174,10 +174,11 @@ static void long_log(memory_file *file)
 }
 
 /* Batches from `position` to where the reader stops; the position there. */
-static int64_t read_ahead(ls_ahead *ahead, const memory_file *file, int64_t position, int batches)
+static int64_t read_ahead(ls_read_ahead *ahead, const memory_file *file, int64_t position,
+                          int batches)
 {
     const uint8_t *data;
-    while (batches-- > 0 && (data = ls_ahead_batch(ahead, position)) != NULL) {
+    while (batches-- > 0 && (data = ls_read_ahead_batch(ahead, position)) != NULL) {
         ls_batch batch;
         CHECK(ls_batch_parse(data, LS_BATCH_HEADER_BYTES, &batch).code == LS_OK);
         CHECK(memcmp(data, file->data + position, (size_t)batch.size) == 0);
@@ -190,27 +191,27 @@ static void reading_ahead_yields_every_batch(void)
 {
     memory_file file;
     long_log(&file);
-    ls_ahead *ahead = ls_ahead_new(&file.io, FD);
+    ls_read_ahead *ahead = ls_read_ahead_new(&file.io, FD);
     if (ahead == NULL) {
         memory_close(&file);
         return;                        /* one processor */
     }
     int64_t size = (int64_t)file.size;
-    CHECK(ls_ahead_start(ahead, 0, size, INT64_MAX));
+    CHECK(ls_read_ahead_start(ahead, 0, size, INT64_MAX));
     CHECK(read_ahead(ahead, &file, 0, INT32_MAX) == size);
-    ls_ahead_stop(ahead);
+    ls_read_ahead_stop(ahead);
     /* In pieces: what was loaded before a stop is used after it. */
     int64_t position = 0;
     while (position < size) {
-        CHECK(ls_ahead_start(ahead, position, size, INT64_MAX));
+        CHECK(ls_read_ahead_start(ahead, position, size, INT64_MAX));
         position = read_ahead(ahead, &file, position, 13);
-        ls_ahead_stop(ahead);
+        ls_read_ahead_stop(ahead);
     }
     CHECK(position == size);
     /* Back to the start, and stopped while it still has much to do. */
-    CHECK(ls_ahead_start(ahead, 0, size, INT64_MAX));
+    CHECK(ls_read_ahead_start(ahead, 0, size, INT64_MAX));
     CHECK(read_ahead(ahead, &file, 0, 1) > 0);
-    ls_ahead_free(ahead);
+    ls_read_ahead_free(ahead);
     memory_close(&file);
 }
 
@@ -218,39 +219,39 @@ static void reading_ahead_stops_at_trouble(void)
 {
     memory_file file;
     long_log(&file);
-    ls_ahead *ahead = ls_ahead_new(&file.io, FD);
+    ls_read_ahead *ahead = ls_read_ahead_new(&file.io, FD);
     if (ahead == NULL) {
         memory_close(&file);
         return;
     }
     int64_t size = (int64_t)file.size;
     /* Before the batch that starts at or above an offset. */
-    CHECK(ls_ahead_start(ahead, 0, size, 100 * AHEAD_RECORDS));
+    CHECK(ls_read_ahead_start(ahead, 0, size, 100 * AHEAD_RECORDS));
     int64_t hundred = read_ahead(ahead, &file, 0, INT32_MAX);
-    ls_ahead_stop(ahead);
+    ls_read_ahead_stop(ahead);
     CHECK(ls_load_i64(file.data + hundred) == 100 * AHEAD_RECORDS);
     /* At damage. */
     file.data[hundred + 70] ^= 1;
-    CHECK(ls_ahead_start(ahead, 0, size, INT64_MAX));
+    CHECK(ls_read_ahead_start(ahead, 0, size, INT64_MAX));
     CHECK(read_ahead(ahead, &file, 0, INT32_MAX) == hundred);
-    ls_ahead_stop(ahead);
+    ls_read_ahead_stop(ahead);
     file.data[hundred + 70] ^= 1;
     /* At a failed read, and on from there when it works again. */
-    ls_ahead_free(ahead);
-    ahead = ls_ahead_new(&file.io, FD);
+    ls_read_ahead_free(ahead);
+    ahead = ls_read_ahead_new(&file.io, FD);
     file.fail_at[CALL_READ] = file.calls[CALL_READ] + 3;
     file.fail_errno[CALL_READ] = EIO;
-    CHECK(ls_ahead_start(ahead, 0, size, INT64_MAX));
+    CHECK(ls_read_ahead_start(ahead, 0, size, INT64_MAX));
     int64_t reached = read_ahead(ahead, &file, 0, INT32_MAX);
     CHECK(reached > 0 && reached < size);
-    ls_ahead_stop(ahead);
-    CHECK(ls_ahead_start(ahead, reached, size, INT64_MAX));
+    ls_read_ahead_stop(ahead);
+    CHECK(ls_read_ahead_start(ahead, reached, size, INT64_MAX));
     CHECK(read_ahead(ahead, &file, reached, INT32_MAX) == size);
-    ls_ahead_stop(ahead);
+    ls_read_ahead_stop(ahead);
     /* At the limit, which may lie inside a batch. */
-    CHECK(ls_ahead_start(ahead, 0, hundred + 100, INT64_MAX));
+    CHECK(ls_read_ahead_start(ahead, 0, hundred + 100, INT64_MAX));
     CHECK(read_ahead(ahead, &file, 0, INT32_MAX) == hundred);
-    ls_ahead_free(ahead);
+    ls_read_ahead_free(ahead);
     memory_close(&file);
 }
 

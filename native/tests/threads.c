@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ahead.h"
+#include "read_ahead.h"
 #include "check.h"
 #include "memory.h"
 #include "sample.h"
@@ -76,25 +76,25 @@ static void *read_batches(void *argument)
 static void *read_ahead(void *argument)
 {
     shared_log *log = argument;
-    ls_ahead *ahead = ls_ahead_new(&ls_io_process, log->fd);
+    ls_read_ahead *ahead = ls_read_ahead_new(&ls_io_process, log->fd);
     int64_t position = 0, next_offset = 0;
     while (ahead != NULL && next_offset < (int64_t)BATCHES * RECORDS) {
         int64_t end = atomic_load_explicit(&log->end, memory_order_acquire);
-        if (position == end || !ls_ahead_start(ahead, position, end, INT64_MAX)) {
+        if (position == end || !ls_read_ahead_start(ahead, position, end, INT64_MAX)) {
             continue;
         }
         const uint8_t *data;
-        while (position < end && (data = ls_ahead_batch(ahead, position)) != NULL) {
+        while (position < end && (data = ls_read_ahead_batch(ahead, position)) != NULL) {
             ls_batch batch;
             CHECK(ls_batch_parse(data, (size_t)(end - position), &batch).code == LS_OK);
             CHECK(batch.base_offset == next_offset);
             next_offset = batch.base_offset + RECORDS;
             position += batch.size;
         }
-        ls_ahead_stop(ahead);
+        ls_read_ahead_stop(ahead);
     }
     if (ahead != NULL) {
-        ls_ahead_free(ahead);
+        ls_read_ahead_free(ahead);
     }
     return NULL;
 }

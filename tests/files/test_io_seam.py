@@ -113,7 +113,7 @@ SYSTEM_CALL = re.compile(
     r"rename|renameat|unlink|unlinkat|mkdir|mkdirat|rmdir|fstat|fstatat|stat|lstat|opendir|"
     r"fdopendir|fopen|mmap|posix_fallocate|fallocate|sync_file_range)\("
 )
-SEAM = {"io.c", "watch.c"}
+SEAM = {"io.c", "io_recorder.c"}
 
 
 def c_faults(source: str, name: str) -> list[str]:

@@ -1,14 +1,15 @@
-/* A backend for tests: it hands calls on to the operating system, writes them down, and spoils those
- * that a fault speaks of.
+/* A backend for tests: it passes calls on to the operating system, records them, and injects faults
+ * into the calls that match a fault.
  *
- * There is one watch in a process, since there is one choice of a backend.  Only calls on paths at or
- * below its root are counted, written down or spoiled.  All functions may be called by any thread.
- * With `ordered` a call and its place in the list are one step: the list is the order in which the
- * disk saw the calls.  Without, calls run side by side as they would unwatched, and the list has
- * the order in which they ended.  A child of a fork goes on with a watch of its own.
+ * There is one recording in a process, since a process has one backend.  Only calls on paths at or
+ * below its root are counted, recorded or spoiled.  Any thread may call any function.
+ * With `ordered` a call and its entry in the list are one step under one lock: the list has the
+ * order in which the disk received the calls.  Without it calls run concurrently, as they do without
+ * a recording, and the list has the order in which they ended.  The child of a fork continues with
+ * its own copy of the recording.
  */
-#ifndef LS_WATCH_H
-#define LS_WATCH_H
+#ifndef LS_IO_RECORDER_H
+#define LS_IO_RECORDER_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -77,18 +78,18 @@ typedef struct {
 } ls_fault;
 
 /* Takes copies.  -EALREADY: one is on.  `root` is absolute and without links. */
-int ls_watch_start(const char *root, const ls_fault *faults, size_t fault_count, bool keep_calls,
-                   bool keep_data, bool ordered);
+int ls_io_recorder_start(const char *root, const ls_fault *faults, size_t fault_count,
+                         bool keep_calls, bool keep_data, bool ordered);
 /* Gives the files back to the operating system; what was written down stays until the next start. */
-void ls_watch_stop(void);
-void ls_watch_mark(int64_t number);
-int64_t ls_watch_count(void);          /* calls, also those that were not kept; no marks */
+void ls_io_recorder_stop(void);
+void ls_io_recorder_mark(int64_t number);
+int64_t ls_io_recorder_count(void);    /* calls, also those that were not kept; no marks */
 
 /* Visits what was written down, from `start`; holds calls up meanwhile.  A negative result of `visit`
  * ends it and is returned.  -ENOMEM: the list has a hole. */
 typedef int (*ls_visit_call)(void *context, const ls_call *call);
-int ls_watch_each(size_t start, ls_visit_call visit, void *context);
+int ls_io_recorder_each(size_t start, ls_visit_call visit, void *context);
 /* Copies out `matched` and `fired`. */
-size_t ls_watch_faults(ls_fault *faults, size_t capacity);
+size_t ls_io_recorder_faults(ls_fault *faults, size_t capacity);
 
 #endif

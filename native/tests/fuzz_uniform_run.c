@@ -12,7 +12,7 @@
  */
 #include "batch.h"
 #include "check.h"
-#include "run.h"
+#include "uniform_run.h"
 
 enum { PREFIX_BYTES = 7, CHANGE_BYTES = 3, RECORD_BYTES_MAX = 400, PAYLOAD_BYTES_MAX = 1 << 16 };
 
@@ -41,10 +41,10 @@ static void compare(const ls_batch *batch, const uint8_t *payload, size_t size, 
     ls_records_open(&quick, batch, payload, size);
     ls_records_open(&careful, batch, payload, size);
     for (;;) {
-        ls_run run;
-        int64_t timestamps[LS_RUN_ROWS];
-        size_t rows = ls_run_take(&quick, &run, timestamps, rows_max);
-        CHECK(rows <= rows_max && rows <= LS_RUN_ROWS);
+        ls_uniform_run run;
+        int64_t timestamps[LS_UNIFORM_RUN_ROWS];
+        size_t rows = ls_uniform_run_take(&quick, &run, timestamps, rows_max);
+        CHECK(rows <= rows_max && rows <= LS_UNIFORM_RUN_ROWS);
         for (size_t i = 0; i < rows; i++) {
             CHECK(run.first + i * run.stride == careful.at);
             CHECK(ls_records_next(&careful, &record) == LS_OK);

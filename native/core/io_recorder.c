@@ -1,7 +1,7 @@
 #if defined(__linux__)
 #define _GNU_SOURCE
 #endif
-#include "watch.h"
+#include "io_recorder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +34,7 @@ static struct {
     int64_t total;                     /* calls, marks not counted */
     ls_fault *faults;
     size_t fault_count;
-} watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} recorder = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* What a call is about, with all that is needed to do it. */
 typedef struct {
@@ -129,11 +129,11 @@ static char *path_of(int fd, const char *name)
 /* The part below the root; NULL when it is not below. */
 static const char *below_root(const char *path)
 {
-    if (path == NULL || strncmp(path, watch.root, watch.root_length) != 0) {
+    if (path == NULL || strncmp(path, recorder.root, recorder.root_length) != 0) {
         return NULL;
     }
-    const char *rest = path + watch.root_length;
-    if (watch.root_length == 1) {
+    const char *rest = path + recorder.root_length;
+    if (recorder.root_length == 1) {
         return rest;                   /* the root of everything ends in its slash */
     }
     return rest[0] == '/' ? rest + 1 : rest[0] == '\0' ? rest : NULL;
@@ -150,38 +150,38 @@ static void free_call(ls_call *call)
 
 static void clear_locked(void)
 {
-    for (size_t i = 0; i < watch.count; i++) {
-        free_call(&watch.calls[i]);
+    for (size_t i = 0; i < recorder.count; i++) {
+        free_call(&recorder.calls[i]);
     }
-    for (size_t i = 0; i < watch.fault_count; i++) {
-        free(watch.faults[i].pattern);
+    for (size_t i = 0; i < recorder.fault_count; i++) {
+        free(recorder.faults[i].pattern);
     }
-    free(watch.calls);
-    free(watch.faults);
-    free(watch.root);
-    watch.calls = NULL;
-    watch.faults = NULL;
-    watch.root = NULL;
-    watch.count = watch.capacity = watch.fault_count = 0;
-    watch.total = 0;
-    watch.lost = false;
+    free(recorder.calls);
+    free(recorder.faults);
+    free(recorder.root);
+    recorder.calls = NULL;
+    recorder.faults = NULL;
+    recorder.root = NULL;
+    recorder.count = recorder.capacity = recorder.fault_count = 0;
+    recorder.total = 0;
+    recorder.lost = false;
 }
 
 /* Takes what `call` owns. */
 static void keep_locked(ls_call call)
 {
-    if (watch.count == watch.capacity) {
-        size_t capacity = watch.capacity == 0 ? 256 : watch.capacity * 2;
-        ls_call *calls = realloc(watch.calls, capacity * sizeof *calls);
+    if (recorder.count == recorder.capacity) {
+        size_t capacity = recorder.capacity == 0 ? 256 : recorder.capacity * 2;
+        ls_call *calls = realloc(recorder.calls, capacity * sizeof *calls);
         if (calls == NULL) {
-            watch.lost = true;
+            recorder.lost = true;
             free_call(&call);
             return;
         }
-        watch.calls = calls;
-        watch.capacity = capacity;
+        recorder.calls = calls;
+        recorder.capacity = capacity;
     }
-    watch.calls[watch.count++] = call;
+    recorder.calls[recorder.count++] = call;
 }
 
 /* ---- faults ---- */
@@ -199,8 +199,8 @@ static bool matches(const ls_fault *fault, const ls_call *call)
 static ls_fault *fault_of_locked(const ls_call *call)
 {
     ls_fault *found = NULL;
-    for (size_t i = 0; i < watch.fault_count; i++) {
-        ls_fault *fault = &watch.faults[i];
+    for (size_t i = 0; i < recorder.fault_count; i++) {
+        ls_fault *fault = &recorder.faults[i];
         if (!matches(fault, call)) {
             continue;
         }
@@ -308,15 +308,15 @@ static int64_t run(request *asked)
     int saved = errno;
     call->path = path_of(call->fd, asked->name);
     call->target = asked->target == NULL ? NULL : path_of(call->fd, asked->target);
-    pthread_mutex_lock(&watch.lock);
-    const char *below = watch.on ? below_root(call->path) : NULL;
+    pthread_mutex_lock(&recorder.lock);
+    const char *below = recorder.on ? below_root(call->path) : NULL;
     if (below == NULL) {
-        pthread_mutex_unlock(&watch.lock);
+        pthread_mutex_unlock(&recorder.lock);
         free_call(call);
         errno = saved;
         return perform(asked, (size_t)call->size);
     }
-    watch.total++;
+    recorder.total++;
     call->below = (size_t)(below - call->path);
     const ls_fault *fault = fault_of_locked(call);
     int64_t value = -1;
@@ -324,24 +324,24 @@ static int64_t run(request *asked)
         call->spoiled = fault->action;
         value = fault->value;
     }
-    bool ordered = watch.ordered;
+    bool ordered = recorder.ordered;
     if (call->spoiled == LS_FAULT_DELAY) {
-        pthread_mutex_unlock(&watch.lock);
+        pthread_mutex_unlock(&recorder.lock);
         wait_ns(value);
-        pthread_mutex_lock(&watch.lock);
+        pthread_mutex_lock(&recorder.lock);
     }
     if (!ordered) {
-        pthread_mutex_unlock(&watch.lock);
+        pthread_mutex_unlock(&recorder.lock);
     }
     call->result = perform_spoiled(asked, value);
     if (!ordered) {
-        pthread_mutex_lock(&watch.lock);
+        pthread_mutex_lock(&recorder.lock);
     }
-    if (watch.on && watch.keep_calls) {
-        if (watch.keep_data && call->done > 0) {
+    if (recorder.on && recorder.keep_calls) {
+        if (recorder.keep_data && call->done > 0) {
             call->data = malloc((size_t)call->done);
             if (call->data == NULL) {
-                watch.lost = true;
+                recorder.lost = true;
             } else {
                 memcpy(call->data, asked->out, (size_t)call->done);
             }
@@ -350,14 +350,14 @@ static int64_t run(request *asked)
     } else {
         free_call(call);
     }
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&recorder.lock);
     errno = saved;
     return call->result;
 }
 
 /* ---- the vtable ---- */
 
-static int64_t watch_pread(const ls_io *io, int fd, void *data, size_t size, int64_t position)
+static int64_t record_pread(const ls_io *io, int fd, void *data, size_t size, int64_t position)
 {
     (void)io;
     request asked = {
@@ -367,8 +367,8 @@ static int64_t watch_pread(const ls_io *io, int fd, void *data, size_t size, int
     return run(&asked);
 }
 
-static int64_t watch_pwrite(const ls_io *io, int fd, const void *data, size_t size,
-                            int64_t position)
+static int64_t record_pwrite(const ls_io *io, int fd, const void *data, size_t size,
+                             int64_t position)
 {
     (void)io;
     request asked = {
@@ -378,260 +378,224 @@ static int64_t watch_pwrite(const ls_io *io, int fd, const void *data, size_t si
     return run(&asked);
 }
 
-static int watch_datasync(const ls_io *io, int fd)
+static int record_datasync(const ls_io *io, int fd)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_DATASYNC, .fd = fd},
-    };
+    return (int)run(&(request){.call = {.kind = LS_CALL_DATASYNC, .fd = fd}});
+}
+
+static int record_sync(const ls_io *io, int fd)
+{
+    (void)io;
+    return (int)run(&(request){.call = {.kind = LS_CALL_SYNC, .fd = fd}});
+}
+
+static int record_truncate(const ls_io *io, int fd, int64_t size)
+{
+    (void)io;
+    return (int)run(&(request){.call = {.kind = LS_CALL_TRUNCATE, .fd = fd, .size = size}});
+}
+
+static int64_t record_size(const ls_io *io, int fd)
+{
+    (void)io;
+    return run(&(request){.call = {.kind = LS_CALL_SIZE, .fd = fd}});
+}
+
+static int record_open(const ls_io *io, int directory, const char *name, int flags, unsigned mode)
+{
+    (void)io;
+    request asked = {.call = {.kind = LS_CALL_OPEN, .fd = directory, .flags = flags},
+                     .name = name, .mode = mode};
     return (int)run(&asked);
 }
 
-static int watch_sync(const ls_io *io, int fd)
+static int record_close(const ls_io *io, int fd)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_SYNC, .fd = fd},
-    };
+    return (int)run(&(request){.call = {.kind = LS_CALL_CLOSE, .fd = fd}});
+}
+
+static int record_rename(const ls_io *io, int directory, const char *source, const char *target)
+{
+    (void)io;
+    request asked = {.call = {.kind = LS_CALL_RENAME, .fd = directory},
+                     .name = source, .target = target};
     return (int)run(&asked);
 }
 
-static int watch_truncate(const ls_io *io, int fd, int64_t size)
+static int record_unlink(const ls_io *io, int directory, const char *name)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_TRUNCATE, .fd = fd, .size = size},
-    };
+    request asked = {.call = {.kind = LS_CALL_UNLINK, .fd = directory}, .name = name};
     return (int)run(&asked);
 }
 
-static int64_t watch_size(const ls_io *io, int fd)
+static int record_mkdir(const ls_io *io, int directory, const char *name, unsigned mode)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_SIZE, .fd = fd},
-    };
-    return run(&asked);
-}
-
-static int watch_open(const ls_io *io, int directory, const char *name, int flags, unsigned mode)
-{
-    (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_OPEN, .fd = directory, .flags = flags},
-        .name = name, .mode = mode,
-    };
+    request asked = {.call = {.kind = LS_CALL_MKDIR, .fd = directory}, .name = name, .mode = mode};
     return (int)run(&asked);
 }
 
-static int watch_close(const ls_io *io, int fd)
+static int record_rmdir(const ls_io *io, int directory, const char *name)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_CLOSE, .fd = fd},
-    };
+    request asked = {.call = {.kind = LS_CALL_RMDIR, .fd = directory}, .name = name};
     return (int)run(&asked);
 }
 
-static int watch_rename(const ls_io *io, int directory, const char *source, const char *target)
+static int record_list(const ls_io *io, int directory, ls_visit visit, void *context)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_RENAME, .fd = directory},
-        .name = source, .target = target,
-    };
+    request asked = {.call = {.kind = LS_CALL_LIST, .fd = directory},
+                     .visit = visit, .context = context};
     return (int)run(&asked);
 }
 
-static int watch_unlink(const ls_io *io, int directory, const char *name)
+static int record_stat(const ls_io *io, int directory, const char *name, ls_file_status *status)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_UNLINK, .fd = directory},
-        .name = name,
-    };
+    request asked = {.call = {.kind = LS_CALL_STAT, .fd = directory},
+                     .name = name, .status = status};
     return (int)run(&asked);
 }
 
-static int watch_mkdir(const ls_io *io, int directory, const char *name, unsigned mode)
+static int record_set_times(const ls_io *io, int directory, const char *name, int64_t accessed_ns,
+                            int64_t modified_ns)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_MKDIR, .fd = directory},
-        .name = name, .mode = mode,
-    };
+    request asked = {.call = {.kind = LS_CALL_SET_TIMES, .fd = directory},
+                     .name = name, .accessed_ns = accessed_ns, .modified_ns = modified_ns};
     return (int)run(&asked);
 }
 
-static int watch_rmdir(const ls_io *io, int directory, const char *name)
+static int record_allocate(const ls_io *io, int fd, int64_t position, int64_t size)
 {
     (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_RMDIR, .fd = directory},
-        .name = name,
-    };
-    return (int)run(&asked);
-}
-
-static int watch_list(const ls_io *io, int directory, ls_visit visit, void *context)
-{
-    (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_LIST, .fd = directory},
-        .visit = visit, .context = context,
-    };
-    return (int)run(&asked);
-}
-
-static int watch_stat(const ls_io *io, int directory, const char *name, ls_file_status *status)
-{
-    (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_STAT, .fd = directory},
-        .name = name, .status = status,
-    };
-    return (int)run(&asked);
-}
-
-static int watch_set_times(const ls_io *io, int directory, const char *name, int64_t accessed_ns,
-                           int64_t modified_ns)
-{
-    (void)io;
-    request asked = {
-        .call = {.kind = LS_CALL_SET_TIMES, .fd = directory},
-        .name = name, .accessed_ns = accessed_ns, .modified_ns = modified_ns,
-    };
-    return (int)run(&asked);
-}
-
-static int watch_allocate(const ls_io *io, int fd, int64_t position, int64_t size)
-{
-    (void)io;
-    request asked = {
+    return (int)run(&(request){
         .call = {.kind = LS_CALL_ALLOCATE, .fd = fd, .position = position, .size = size},
-    };
-    return (int)run(&asked);
+    });
 }
 
-static int watch_forget(const ls_io *io, int fd, int64_t position, int64_t size)
+static int record_forget(const ls_io *io, int fd, int64_t position, int64_t size)
 {
     (void)io;
-    request asked = {
+    return (int)run(&(request){
         .call = {.kind = LS_CALL_FORGET, .fd = fd, .position = position, .size = size},
-    };
-    return (int)run(&asked);
+    });
 }
 
-static const ls_io watching = {
-    .pread = watch_pread,
-    .pwrite = watch_pwrite,
-    .datasync = watch_datasync,
-    .sync = watch_sync,
-    .truncate = watch_truncate,
-    .size = watch_size,
-    .open = watch_open,
-    .close = watch_close,
-    .rename = watch_rename,
-    .unlink = watch_unlink,
-    .mkdir = watch_mkdir,
-    .rmdir = watch_rmdir,
-    .list = watch_list,
-    .stat = watch_stat,
-    .set_times = watch_set_times,
-    .allocate = watch_allocate,
-    .forget = watch_forget,
+static const ls_io recording = {
+    .pread = record_pread,
+    .pwrite = record_pwrite,
+    .datasync = record_datasync,
+    .sync = record_sync,
+    .truncate = record_truncate,
+    .size = record_size,
+    .open = record_open,
+    .close = record_close,
+    .rename = record_rename,
+    .unlink = record_unlink,
+    .mkdir = record_mkdir,
+    .rmdir = record_rmdir,
+    .list = record_list,
+    .stat = record_stat,
+    .set_times = record_set_times,
+    .allocate = record_allocate,
+    .forget = record_forget,
 };
 
 /* ---- on and off ---- */
 
-static void lock_for_fork(void) { pthread_mutex_lock(&watch.lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&watch.lock); }
+static void lock_for_fork(void) { pthread_mutex_lock(&recorder.lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&recorder.lock); }
 
 static void prepare_for_forks(void)
 {
     (void)pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
-int ls_watch_start(const char *root, const ls_fault *faults, size_t fault_count, bool keep_calls,
-                   bool keep_data, bool ordered)
+int ls_io_recorder_start(const char *root, const ls_fault *faults, size_t fault_count,
+                         bool keep_calls, bool keep_data, bool ordered)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, prepare_for_forks);
-    pthread_mutex_lock(&watch.lock);
-    if (watch.on) {
-        pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_lock(&recorder.lock);
+    if (recorder.on) {
+        pthread_mutex_unlock(&recorder.lock);
         return -EALREADY;
     }
     clear_locked();
-    watch.root = strdup(root);
-    watch.faults = calloc(fault_count + 1, sizeof *watch.faults);
-    int result = watch.root == NULL || watch.faults == NULL ? -ENOMEM : 0;
+    recorder.root = strdup(root);
+    recorder.faults = calloc(fault_count + 1, sizeof *recorder.faults);
+    int result = recorder.root == NULL || recorder.faults == NULL ? -ENOMEM : 0;
     for (size_t i = 0; result == 0 && i < fault_count; i++) {
-        watch.faults[i] = faults[i];
-        watch.faults[i].matched = watch.faults[i].fired = 0;
-        watch.fault_count++;
+        recorder.faults[i] = faults[i];
+        recorder.faults[i].matched = recorder.faults[i].fired = 0;
+        recorder.fault_count++;
         if (faults[i].pattern != NULL) {
-            watch.faults[i].pattern = strdup(faults[i].pattern);
-            result = watch.faults[i].pattern == NULL ? -ENOMEM : 0;
+            recorder.faults[i].pattern = strdup(faults[i].pattern);
+            result = recorder.faults[i].pattern == NULL ? -ENOMEM : 0;
         }
     }
     if (result == 0) {
-        watch.root_length = strlen(watch.root);
-        watch.keep_calls = keep_calls;
-        watch.keep_data = keep_data;
-        watch.ordered = ordered;
-        watch.on = true;
-        ls_io_choose(&watching);
+        recorder.root_length = strlen(recorder.root);
+        recorder.keep_calls = keep_calls;
+        recorder.keep_data = keep_data;
+        recorder.ordered = ordered;
+        recorder.on = true;
+        ls_io_choose(&recording);
     }
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&recorder.lock);
     return result;
 }
 
-void ls_watch_stop(void)
+void ls_io_recorder_stop(void)
 {
-    pthread_mutex_lock(&watch.lock);
-    /* A call that is on its way ends under the lock, and finds the watch off. */
-    watch.on = false;
+    pthread_mutex_lock(&recorder.lock);
+    /* A call that is in progress takes the lock once more, and then finds `on` false. */
+    recorder.on = false;
     ls_io_choose(&ls_io_posix);
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&recorder.lock);
 }
 
-void ls_watch_mark(int64_t number)
+void ls_io_recorder_mark(int64_t number)
 {
-    pthread_mutex_lock(&watch.lock);
-    if (watch.on && watch.keep_calls) {
+    pthread_mutex_lock(&recorder.lock);
+    if (recorder.on && recorder.keep_calls) {
         keep_locked((ls_call){.kind = LS_CALL_MARK, .fd = -1, .position = number});
     }
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&recorder.lock);
 }
 
-int64_t ls_watch_count(void)
+int64_t ls_io_recorder_count(void)
 {
-    pthread_mutex_lock(&watch.lock);
-    int64_t total = watch.total;
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_lock(&recorder.lock);
+    int64_t total = recorder.total;
+    pthread_mutex_unlock(&recorder.lock);
     return total;
 }
 
-int ls_watch_each(size_t start, ls_visit_call visit, void *context)
+int ls_io_recorder_each(size_t start, ls_visit_call visit, void *context)
 {
-    pthread_mutex_lock(&watch.lock);
-    int result = watch.lost ? -ENOMEM : 0;
-    for (size_t i = start; result >= 0 && i < watch.count; i++) {
-        result = visit(context, &watch.calls[i]);
+    pthread_mutex_lock(&recorder.lock);
+    int result = recorder.lost ? -ENOMEM : 0;
+    for (size_t i = start; result >= 0 && i < recorder.count; i++) {
+        result = visit(context, &recorder.calls[i]);
     }
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&recorder.lock);
     return result;
 }
 
-size_t ls_watch_faults(ls_fault *faults, size_t capacity)
+size_t ls_io_recorder_faults(ls_fault *faults, size_t capacity)
 {
-    pthread_mutex_lock(&watch.lock);
-    size_t count = watch.fault_count < capacity ? watch.fault_count : capacity;
+    pthread_mutex_lock(&recorder.lock);
+    size_t count = recorder.fault_count < capacity ? recorder.fault_count : capacity;
     for (size_t i = 0; i < count; i++) {
-        faults[i] = watch.faults[i];
+        faults[i] = recorder.faults[i];
         faults[i].pattern = NULL;      /* stays ours */
     }
-    pthread_mutex_unlock(&watch.lock);
+    pthread_mutex_unlock(&recorder.lock);
     return count;
 }

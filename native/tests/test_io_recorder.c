@@ -1,4 +1,5 @@
-/* The watch: what it writes down, what it spoils, and that it leaves the rest alone. */
+/* The I/O recorder: the calls that it records, the faults that it injects, and the calls of other
+ * paths, which it passes on unchanged. */
 #if defined(__linux__)
 #define _GNU_SOURCE
 #endif
@@ -10,7 +11,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "watch.h"
+#include "io_recorder.h"
 
 static char root[64];
 static int directory;
@@ -46,13 +47,13 @@ static int count_names(void *context, const char *name, bool is_directory)
 static void every_kind_of_call_is_handed_on_and_written_down(void)
 {
     const ls_io *io = &ls_io_process;
-    CHECK(ls_watch_start(root, NULL, 0, true, true, true) == 0);
-    CHECK(ls_watch_start(root, NULL, 0, true, true, true) == -EALREADY);
+    CHECK(ls_io_recorder_start(root, NULL, 0, true, true, true) == 0);
+    CHECK(ls_io_recorder_start(root, NULL, 0, true, true, true) == -EALREADY);
     int fd = io->open(io, directory, "a.log", O_RDWR | O_CREAT | O_EXCL, 0600);
     CHECK(fd > STDERR_FILENO);
     CHECK(io->pwrite(io, fd, "0123456789", 10, 0) == 10);
     seen all = {0};
-    CHECK(ls_watch_each(0, look, &all) == 0 && all.count == 2);
+    CHECK(ls_io_recorder_each(0, look, &all) == 0 && all.count == 2);
     CHECK(all.last.kind == LS_CALL_PWRITE && memcmp(all.data, "0123456789", 10) == 0);
     CHECK(strcmp(all.path, "a.log") == 0);
     char back[4];
@@ -69,15 +70,15 @@ static void every_kind_of_call_is_handed_on_and_written_down(void)
     CHECK(io->stat(io, directory, "c.log", &status) == 0 && status.regular && status.size == 8);
     CHECK(status.accessed_ns == 1000000001 && status.modified_ns == 2000000002);
     CHECK(io->stat(io, directory, "", &status) == 0 && status.directory);
-    ls_watch_mark(42);
+    ls_io_recorder_mark(42);
     all.count = 0;
-    CHECK(ls_watch_each(0, look, &all) == 0 && all.count == 17);
-    CHECK(all.last.kind == LS_CALL_MARK && all.last.position == 42 && ls_watch_count() == 16);
+    CHECK(ls_io_recorder_each(0, look, &all) == 0 && all.count == 17);
+    CHECK(all.last.kind == LS_CALL_MARK && all.last.position == 42 && ls_io_recorder_count() == 16);
     CHECK(io->close(io, fd) == 0 && io->unlink(io, directory, "c.log") == 0);
     CHECK(io->rmdir(io, directory, "b") == 0);
-    ls_watch_stop();
-    int64_t count = ls_watch_count();
-    CHECK(io->stat(io, directory, "", &status) == 0 && ls_watch_count() == count);
+    ls_io_recorder_stop();
+    int64_t count = ls_io_recorder_count();
+    CHECK(io->stat(io, directory, "", &status) == 0 && ls_io_recorder_count() == count);
 }
 
 static void faults_spoil_their_calls_and_no_others(void)
@@ -95,7 +96,7 @@ static void faults_spoil_their_calls_and_no_others(void)
         {.kinds = 1u << LS_CALL_SYNC, .first = 1, .times = 1, .action = LS_FAULT_DELAY, .value = 1},
     };
     size_t count = sizeof faults / sizeof faults[0];
-    CHECK(ls_watch_start(root, faults, count, true, true, false) == 0);
+    CHECK(ls_io_recorder_start(root, faults, count, true, true, false) == 0);
     int fd = io->open(io, directory, "a.log", O_RDWR | O_CREAT | O_EXCL, 0600);
     int other = io->open(io, directory, "a.txt", O_RDWR | O_CREAT | O_EXCL, 0600);
     for (int i = 0; i < 4; i++) {
@@ -108,11 +109,11 @@ static void faults_spoil_their_calls_and_no_others(void)
     CHECK(io->truncate(io, fd, 0) == 0 && io->size(io, fd) == 7);
     CHECK(io->truncate(io, fd, 0) == -EIO && io->size(io, fd) == 0);
     CHECK(io->sync(io, fd) == 0);
-    CHECK(ls_watch_faults(faults, count) == count);
+    CHECK(ls_io_recorder_faults(faults, count) == count);
     CHECK(faults[0].matched == 4 && faults[0].fired == 1 && faults[1].fired == 2);
     CHECK(io->close(io, fd) == 0 && io->close(io, other) == 0);
     CHECK(io->unlink(io, directory, "a.log") == 0 && io->unlink(io, directory, "a.txt") == 0);
-    ls_watch_stop();
+    ls_io_recorder_stop();
 }
 
 static void paths_of_the_user_are_found_below_the_root(void)
@@ -120,22 +121,22 @@ static void paths_of_the_user_are_found_below_the_root(void)
     const ls_io *io = &ls_io_process;
     char path[96];
     snprintf(path, sizeof path, "%s/./new", root);
-    CHECK(ls_watch_start(root, NULL, 0, true, false, true) == 0);
+    CHECK(ls_io_recorder_start(root, NULL, 0, true, false, true) == 0);
     CHECK(io->mkdir(io, LS_NO_DIRECTORY, path, 0700) == 0);
     seen all = {0};
-    CHECK(ls_watch_each(0, look, &all) == 0 && all.count == 1 && strcmp(all.path, "new") == 0);
+    CHECK(ls_io_recorder_each(0, look, &all) == 0 && all.count == 1 && strcmp(all.path, "new") == 0);
     ls_file_status status;
-    CHECK(io->stat(io, LS_NO_DIRECTORY, "/", &status) == 0 && ls_watch_count() == 1);
+    CHECK(io->stat(io, LS_NO_DIRECTORY, "/", &status) == 0 && ls_io_recorder_count() == 1);
     CHECK(io->rmdir(io, directory, "new") == 0);
-    ls_watch_stop();
-    CHECK(ls_watch_start("/", NULL, 0, true, false, true) == 0);
-    CHECK(io->stat(io, LS_NO_DIRECTORY, "/", &status) == 0 && ls_watch_count() == 1);
-    ls_watch_stop();
+    ls_io_recorder_stop();
+    CHECK(ls_io_recorder_start("/", NULL, 0, true, false, true) == 0);
+    CHECK(io->stat(io, LS_NO_DIRECTORY, "/", &status) == 0 && ls_io_recorder_count() == 1);
+    ls_io_recorder_stop();
 }
 
 int main(void)
 {
-    char folder[] = "/tmp/logstore-watch-XXXXXX";
+    char folder[] = "/tmp/logstore-recorder-XXXXXX";
     CHECK(mkdtemp(folder) != NULL);
     char *resolved = realpath(folder, NULL);
     CHECK(resolved != NULL && strlen(resolved) < sizeof root);
@@ -146,11 +147,11 @@ int main(void)
     every_kind_of_call_is_handed_on_and_written_down();
     faults_spoil_their_calls_and_no_others();
     paths_of_the_user_are_found_below_the_root();
-    /* What the last watch wrote down goes with a new one. */
-    CHECK(ls_watch_start(root, NULL, 0, false, false, false) == 0);
-    ls_watch_stop();
+    /* A start frees the calls that the recording before it kept. */
+    CHECK(ls_io_recorder_start(root, NULL, 0, false, false, false) == 0);
+    ls_io_recorder_stop();
     close(directory);
     CHECK(rmdir(root) == 0);
-    printf("        test_watch: 3 tests passed\n");
+    printf("        test_io_recorder: 3 tests passed\n");
     return 0;
 }

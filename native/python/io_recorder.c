@@ -1,13 +1,13 @@
-/* The watch on the I/O seam, for logstore.testing: what was called, and what is to go wrong.
+/* The recorder of the I/O seam, for logstore.testing: read the calls, choose the faults.
  *
- * Python objects are made of the list while its lock is held.  No collection may run then: it could
- * close a file, which waits for that lock.
+ * io_recorder_calls builds Python objects while it holds the recorder's lock.  The garbage collector
+ * is disabled there: a collection could close a file, and close waits for that lock.
  */
 #include "module.h"
 
 #include <errno.h>
 
-#include "watch.h"
+#include "io_recorder.h"
 
 static PyObject *raise_errno(int result)
 {
@@ -40,13 +40,13 @@ static bool fault_from(PyObject *object, ls_fault *fault)
     return true;
 }
 
-static PyObject *watch_start(PyObject *Py_UNUSED(self), PyObject *args)
+static PyObject *io_recorder_start(PyObject *Py_UNUSED(self), PyObject *args)
 {
     const char *root;
     PyObject *given;
     int keep_calls, keep_data, ordered;
-    if (!PyArg_ParseTuple(args, "sO!ppp:watch_start", &root, &PyTuple_Type, &given, &keep_calls,
-                          &keep_data, &ordered)) {
+    if (!PyArg_ParseTuple(args, "sO!ppp:io_recorder_start", &root, &PyTuple_Type, &given,
+                          &keep_calls, &keep_data, &ordered)) {
         return NULL;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(given);
@@ -60,8 +60,8 @@ static PyObject *watch_start(PyObject *Py_UNUSED(self), PyObject *args)
             return NULL;
         }
     }
-    int result = ls_watch_start(root, faults, (size_t)count, keep_calls != 0, keep_data != 0,
-                                ordered != 0);
+    int result = ls_io_recorder_start(root, faults, (size_t)count, keep_calls != 0, keep_data != 0,
+                                      ordered != 0);
     PyMem_Free(faults);
     if (result < 0) {
         return raise_errno(result);
@@ -69,31 +69,31 @@ static PyObject *watch_start(PyObject *Py_UNUSED(self), PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *watch_stop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
+static PyObject *io_recorder_stop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
 {
     Py_BEGIN_ALLOW_THREADS             /* waits for a call that is on its way */
-    ls_watch_stop();
+    ls_io_recorder_stop();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
-static PyObject *watch_mark(PyObject *Py_UNUSED(self), PyObject *arg)
+static PyObject *io_recorder_mark(PyObject *Py_UNUSED(self), PyObject *arg)
 {
     long long number = PyLong_AsLongLong(arg);
     if (number == -1 && PyErr_Occurred()) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    ls_watch_mark(number);
+    ls_io_recorder_mark(number);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
-static PyObject *watch_count(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
+static PyObject *io_recorder_count(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
 {
     int64_t count;
     Py_BEGIN_ALLOW_THREADS
-    count = ls_watch_count();
+    count = ls_io_recorder_count();
     Py_END_ALLOW_THREADS
     return PyLong_FromLongLong(count);
 }
@@ -118,7 +118,7 @@ static int add_call(void *context, const ls_call *call)
     return result < 0 ? -EINVAL : 0;
 }
 
-static PyObject *watch_calls(PyObject *Py_UNUSED(self), PyObject *arg)
+static PyObject *io_recorder_calls(PyObject *Py_UNUSED(self), PyObject *arg)
 {
     Py_ssize_t start = PyLong_AsSsize_t(arg);
     if (start < 0) {
@@ -129,7 +129,7 @@ static PyObject *watch_calls(PyObject *Py_UNUSED(self), PyObject *arg)
         return NULL;
     }
     int collecting = PyGC_Disable();
-    int result = ls_watch_each((size_t)start, add_call, list);
+    int result = ls_io_recorder_each((size_t)start, add_call, list);
     if (collecting) {
         PyGC_Enable();
     }
@@ -140,7 +140,7 @@ static PyObject *watch_calls(PyObject *Py_UNUSED(self), PyObject *arg)
     return list;
 }
 
-static PyObject *watch_faults(PyObject *Py_UNUSED(self), PyObject *arg)
+static PyObject *io_recorder_faults(PyObject *Py_UNUSED(self), PyObject *arg)
 {
     Py_ssize_t capacity = PyLong_AsSsize_t(arg);
     if (capacity < 0) {
@@ -150,7 +150,7 @@ static PyObject *watch_faults(PyObject *Py_UNUSED(self), PyObject *arg)
     if (faults == NULL) {
         return PyErr_NoMemory();
     }
-    size_t count = ls_watch_faults(faults, (size_t)capacity);
+    size_t count = ls_io_recorder_faults(faults, (size_t)capacity);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < count; i++) {
         PyObject *pair = Py_BuildValue("(LL)", (long long)faults[i].matched,
@@ -164,7 +164,7 @@ static PyObject *watch_faults(PyObject *Py_UNUSED(self), PyObject *arg)
     return list;
 }
 
-static PyObject *watch_kinds(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
+static PyObject *io_recorder_kinds(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
 {
     PyObject *names = PyTuple_New(LS_CALL_KINDS);
     for (int i = 0; names != NULL && i < LS_CALL_KINDS; i++) {
@@ -178,16 +178,19 @@ static PyObject *watch_kinds(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unus
     return names;
 }
 
-PyMethodDef ls_watch_functions[] = {
-    {"watch_start", watch_start, METH_VARARGS,
-     PyDoc_STR("watch_start(root, faults, keep_calls, keep_data, ordered); see watch.h")},
-    {"watch_stop", watch_stop, METH_NOARGS, PyDoc_STR("watch_stop()")},
-    {"watch_mark", watch_mark, METH_O, PyDoc_STR("watch_mark(number)")},
-    {"watch_count", watch_count, METH_NOARGS, PyDoc_STR("watch_count() -> calls so far")},
-    {"watch_calls", watch_calls, METH_O,
-     PyDoc_STR("watch_calls(start) -> [(kind, path, target, fd, flags, position, size, result,\n"
-               "spoiled, done, data)]")},
-    {"watch_faults", watch_faults, METH_O, PyDoc_STR("watch_faults(count) -> [(matched, fired)]")},
-    {"watch_kinds", watch_kinds, METH_NOARGS, PyDoc_STR("watch_kinds() -> names of the kinds")},
+PyMethodDef ls_io_recorder_functions[] = {
+    {"io_recorder_start", io_recorder_start, METH_VARARGS,
+     PyDoc_STR("io_recorder_start(root, faults, keep_calls, keep_data, ordered)")},
+    {"io_recorder_stop", io_recorder_stop, METH_NOARGS, PyDoc_STR("io_recorder_stop()")},
+    {"io_recorder_mark", io_recorder_mark, METH_O, PyDoc_STR("io_recorder_mark(number)")},
+    {"io_recorder_count", io_recorder_count, METH_NOARGS,
+     PyDoc_STR("io_recorder_count() -> calls so far")},
+    {"io_recorder_calls", io_recorder_calls, METH_O,
+     PyDoc_STR("io_recorder_calls(start) -> [(kind, path, target, fd, flags, position, size,\n"
+               "result, spoiled, done, data)]")},
+    {"io_recorder_faults", io_recorder_faults, METH_O,
+     PyDoc_STR("io_recorder_faults(count) -> [(matched, fired)]")},
+    {"io_recorder_kinds", io_recorder_kinds, METH_NOARGS,
+     PyDoc_STR("io_recorder_kinds() -> names of the kinds")},
     {NULL, NULL, 0, NULL},
 };

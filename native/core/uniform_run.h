@@ -5,8 +5,8 @@
  * the next record, so the processor can work on several at once instead of waiting for each length,
  * and the fields lie at a fixed distance from each other.
  */
-#ifndef LS_RUN_H
-#define LS_RUN_H
+#ifndef LS_UNIFORM_RUN_H
+#define LS_UNIFORM_RUN_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,8 +14,8 @@
 #include "batch.h"
 
 enum {
-    LS_RUN_ROWS = 64,                  /* at most */
-    LS_RUN_STRIDE_MAX = 8192,
+    LS_UNIFORM_RUN_ROWS = 64,                  /* at most */
+    LS_UNIFORM_RUN_STRIDE_MAX = 8192,
 };
 
 typedef struct {
@@ -27,16 +27,16 @@ typedef struct {
     size_t stride;                     /* bytes from one record to the next */
     int32_t key_size;                  /* -1: null */
     int32_t value_size;                /* -1: null */
-} ls_run;
+} ls_uniform_run;
 
 /* Takes up to `rows_max` records off the walk; their number, with `timestamps` filled in.  0, with
  * nothing consumed, when the next record is not one for ls_records_quick or is too large.  What is
  * accepted here, ls_records_next accepts with the same result; 32 bytes behind it can be read. */
-size_t ls_run_take(ls_records *records, ls_run *run, int64_t timestamps[LS_RUN_ROWS],
-                   size_t rows_max);
+size_t ls_uniform_run_take(ls_records *records, ls_uniform_run *run,
+                           int64_t timestamps[LS_UNIFORM_RUN_ROWS], size_t rows_max);
 
 /* Shorter runs than this cost more than they bring: the caller then takes some records one by one
  * before it looks for a run again. */
-enum { LS_RUN_SHORT = 4 };
+enum { LS_UNIFORM_RUN_SHORT = 4 };
 
 #endif

@@ -1,4 +1,4 @@
-#include "run.h"
+#include "uniform_run.h"
 
 #include <string.h>
 
@@ -56,7 +56,7 @@ static size_t followers(const ls_records *records, size_t stride, size_t rows_ma
 }
 
 /* A run of one row: the record of `stride` bytes at `first`. */
-static inline void start_run(ls_run *run, const uint8_t *first, size_t stride,
+static inline void start_run(ls_uniform_run *run, const uint8_t *first, size_t stride,
                              const ls_record *record)
 {
     run->first = first;
@@ -69,8 +69,8 @@ static inline void start_run(ls_run *run, const uint8_t *first, size_t stride,
     run->value_size = record->value_size;
 }
 
-size_t ls_run_take(ls_records *records, ls_run *run, int64_t timestamps[LS_RUN_ROWS],
-                   size_t rows_max)
+size_t ls_uniform_run_take(ls_records *records, ls_uniform_run *run,
+                           int64_t timestamps[LS_UNIFORM_RUN_ROWS], size_t rows_max)
 {
     const uint8_t *first = records->at;
     ls_records before = *records;
@@ -79,13 +79,13 @@ size_t ls_run_take(ls_records *records, ls_run *run, int64_t timestamps[LS_RUN_R
         return 0;
     }
     size_t stride = (size_t)(records->at - first);
-    if (stride > LS_RUN_STRIDE_MAX) {
+    if (stride > LS_UNIFORM_RUN_STRIDE_MAX) {
         *records = before;
         return 0;
     }
     start_run(run, first, stride, &record);
     timestamps[0] = record.timestamp;
-    size_t more = followers(records, stride, least(rows_max, LS_RUN_ROWS));
+    size_t more = followers(records, stride, least(rows_max, LS_UNIFORM_RUN_ROWS));
     if (more == 0) {
         return 1;
     }

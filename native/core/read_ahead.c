@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "ahead.h"
+#include "read_ahead.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -26,8 +26,8 @@ typedef struct {
     int64_t end;
 } ahead_window;
 
-struct ls_ahead {
-    ahead_window windows[LS_AHEAD_WINDOWS];
+struct ls_read_ahead {
+    ahead_window windows[LS_READ_AHEAD_WINDOWS];
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t loaded;             /* one window more, or the thread has ended */
@@ -60,9 +60,9 @@ static bool second_processor(void)
     return sysconf(_SC_NPROCESSORS_ONLN) > 1;
 }
 
-ls_ahead *ls_ahead_new(const ls_io *io, int fd)
+ls_read_ahead *ls_read_ahead_new(const ls_io *io, int fd)
 {
-    ls_ahead *ahead = second_processor() ? calloc(1, sizeof *ahead) : NULL;
+    ls_read_ahead *ahead = second_processor() ? calloc(1, sizeof *ahead) : NULL;
     if (ahead == NULL) {
         return NULL;
     }
@@ -81,22 +81,22 @@ ls_ahead *ls_ahead_new(const ls_io *io, int fd)
         free(ahead);
         return NULL;
     }
-    for (size_t i = 0; i < LS_AHEAD_WINDOWS; i++) {
+    for (size_t i = 0; i < LS_READ_AHEAD_WINDOWS; i++) {
         ls_window_init(&ahead->windows[i].window, io, fd, LS_WINDOW_BYTES);
     }
     return ahead;
 }
 
-void ls_ahead_free(ls_ahead *ahead)
+void ls_read_ahead_free(ls_read_ahead *ahead)
 {
     if (ahead == NULL) {
         return;
     }
-    ls_ahead_stop(ahead);
+    ls_read_ahead_stop(ahead);
     if (ahead->process != 0 && ahead->process != getpid()) {
         return;    /* what a lost thread waits for or holds cannot be destroyed: leave it */
     }
-    for (size_t i = 0; i < LS_AHEAD_WINDOWS; i++) {
+    for (size_t i = 0; i < LS_READ_AHEAD_WINDOWS; i++) {
         ls_window_free(&ahead->windows[i].window);
     }
     pthread_cond_destroy(&ahead->room);
@@ -136,16 +136,16 @@ static bool fill(ahead_window *slot, int64_t position, int64_t limit, int64_t st
 
 static void *run(void *argument)
 {
-    ls_ahead *ahead = argument;
+    ls_read_ahead *ahead = argument;
     pthread_mutex_lock(&ahead->lock);
     while (!ahead->stopping) {
-        if (ahead->count == LS_AHEAD_WINDOWS) {
+        if (ahead->count == LS_READ_AHEAD_WINDOWS) {
             ahead->thread_waits = true;
             pthread_cond_wait(&ahead->room, &ahead->lock);
             ahead->thread_waits = false;
             continue;
         }
-        ahead_window *slot = &ahead->windows[(ahead->first + ahead->count) % LS_AHEAD_WINDOWS];
+        ahead_window *slot = &ahead->windows[(ahead->first + ahead->count) % LS_READ_AHEAD_WINDOWS];
         int64_t position = ahead->next;
         pthread_mutex_unlock(&ahead->lock);
         bool more = fill(slot, position, ahead->limit, ahead->stop_offset);
@@ -171,19 +171,19 @@ static void *run(void *argument)
 
 /* Drops windows below `position`; all of them when none holds it.  With the lock, or without a
  * thread. */
-static void drop_below(ls_ahead *ahead, int64_t position)
+static void drop_below(ls_read_ahead *ahead, int64_t position)
 {
     while (ahead->count > 0) {
         const ahead_window *slot = &ahead->windows[ahead->first];
         if (position >= slot->start && position < slot->end) {
             return;
         }
-        ahead->first = (ahead->first + 1) % LS_AHEAD_WINDOWS;
+        ahead->first = (ahead->first + 1) % LS_READ_AHEAD_WINDOWS;
         ahead->count--;
     }
 }
 
-bool ls_ahead_start(ls_ahead *ahead, int64_t position, int64_t limit, int64_t stop_offset)
+bool ls_read_ahead_start(ls_read_ahead *ahead, int64_t position, int64_t limit, int64_t stop_offset)
 {
     drop_below(ahead, position);
     ahead->current = NULL;
@@ -198,20 +198,20 @@ bool ls_ahead_start(ls_ahead *ahead, int64_t position, int64_t limit, int64_t st
     return ahead->running;
 }
 
-bool ls_ahead_ready(const ls_ahead *ahead, int64_t position)
+bool ls_read_ahead_ready(const ls_read_ahead *ahead, int64_t position)
 {
     const ahead_window *slot = ahead->current;
     return slot != NULL && position >= slot->start && position < slot->end;
 }
 
-const uint8_t *ls_ahead_batch(ls_ahead *ahead, int64_t position)
+const uint8_t *ls_read_ahead_batch(ls_read_ahead *ahead, int64_t position)
 {
     const ahead_window *slot = ahead->current;
-    if (!ls_ahead_ready(ahead, position)) {
+    if (!ls_read_ahead_ready(ahead, position)) {
         pthread_mutex_lock(&ahead->lock);
         drop_below(ahead, position);
         /* Waking costs a system call: not for every window. */
-        if (ahead->thread_waits && ahead->count <= LS_AHEAD_WINDOWS / 2) {
+        if (ahead->thread_waits && ahead->count <= LS_READ_AHEAD_WINDOWS / 2) {
             pthread_cond_signal(&ahead->room);
         }
         if (ahead->count == 0 && !ahead->ended) {
@@ -243,7 +243,7 @@ const uint8_t *ls_ahead_batch(ls_ahead *ahead, int64_t position)
     return slot->window.data + (position - slot->window.start);
 }
 
-void ls_ahead_stop(ls_ahead *ahead)
+void ls_read_ahead_stop(ls_read_ahead *ahead)
 {
     if (!ahead->running) {
         return;

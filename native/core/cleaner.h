@@ -13,79 +13,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "aborted.h"
 #include "batch.h"
+#include "bytes.h"
 #include "index.h"
 #include "offset_map.h"
-#include "segment.h"
 #include "status.h"
-
-/* Bytes that grow at their end. */
-typedef struct {
-    uint8_t *data;
-    size_t size;
-    size_t capacity;
-} ls_bytes;
-
-void ls_bytes_free(ls_bytes *bytes);
-
-/* ---- one batch, fewer records ---- */
-
-#define LS_NO_HORIZON INT64_MIN        /* the time at which tombstones may go is not set */
-
-/* Adds to `out` a batch of the records i with keep[i] != 0, at least one; its last offset becomes
- * `last_offset`.  The payload is not packed, and the batch has no length and no checksum: that is
- * ls_batch_seal's.  `payload` holds the records, unpacked; `header` is the old batch's.
- * LS_OK, LS_E_CORRUPT, LS_E_NO_MEMORY. */
-ls_code ls_batch_keep(ls_bytes *out, const uint8_t *header, const ls_batch *batch,
-                      const uint8_t *payload, size_t size, const uint8_t *keep,
-                      int64_t last_offset, int64_t horizon);
-
-/* Adds the header alone: what tells a producer's last sequence, or where the log goes on. */
-ls_code ls_batch_keep_header(ls_bytes *out, const uint8_t *header);
-
-/* Length and checksum of the batch from `at` to the end of `out`.  LS_E_TOO_LARGE. */
-ls_code ls_batch_seal(ls_bytes *out, size_t at);
-
-/* ---- transactions ---- */
-
-typedef struct {
-    int64_t producer_id;
-    int64_t first_offset;
-    int64_t last_offset;               /* of its marker */
-    int64_t last_stable_offset;
-} ls_aborted;
-
-enum { LS_ABORTED_BYTES = 34 };        /* an entry of a .txnindex file */
-
-/* Follows the batches of a log in order and tells which belong to an aborted transaction, and which
- * markers have nothing left to mark. */
-typedef struct {
-    ls_aborted *aborted;               /* by first offset */
-    size_t count;
-    size_t next;                       /* those before have begun */
-    struct ls_open_aborted {
-        size_t entry;
-        bool observed;                 /* a batch of it is still there */
-    } *open;
-    size_t open_count, open_capacity;
-    int64_t *committed;                /* producers with data of a transaction that goes on */
-    size_t committed_count, committed_capacity;
-} ls_transactions;
-
-/* `entries` as they lie in .txnindex files, in any order; a partial one at the end is ignored. */
-ls_code ls_transactions_init(ls_transactions *transactions, const uint8_t *entries, size_t size);
-void ls_transactions_free(ls_transactions *transactions);
-
-/* A data batch: whether its transaction was aborted. */
-ls_code ls_transactions_data(ls_transactions *transactions, const ls_batch *batch, bool *aborted);
-
-/* A control batch.  *useless: nothing of its transaction is left.  *kept is the index entry that its
- * marker still needs, or NULL; valid until the next call. */
-ls_code ls_transactions_marker(ls_transactions *transactions, const ls_batch *batch,
-                               const uint8_t *payload, size_t size, bool *useless,
-                               const ls_aborted **kept);
-
-/* ---- what goes ---- */
 
 /* Where a producer is, as far as its last batches must stay. */
 typedef struct {
@@ -148,12 +81,5 @@ ls_code ls_cleaner_batch(ls_cleaner *cleaner, const uint8_t *data, const ls_batc
 
 /* The payload of the batch at `at`, the last of `out`, becomes `packed`. */
 ls_code ls_cleaner_finish_batch(ls_cleaner *cleaner, size_t at, const uint8_t *packed, size_t size);
-
-/* ---- reading keys into a map ---- */
-
-/* Puts the keys of a batch's records from `start_offset` on.  LS_END: the map is full, and
- * map->latest_offset tells how far it got. */
-ls_code ls_offset_map_read(ls_offset_map *map, const ls_batch *batch, const uint8_t *payload,
-                           size_t size, int64_t start_offset, const char **reason);
 
 #endif

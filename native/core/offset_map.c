@@ -150,3 +150,38 @@ int64_t ls_offset_map_get(const ls_offset_map *map, ls_key_hash hash)
 {
     return find(map, hash)->next - 1;
 }
+
+/* ---- reading keys into a map ---- */
+
+ls_code ls_offset_map_read(ls_offset_map *map, const ls_batch *batch, const uint8_t *payload,
+                           size_t size, int64_t start_offset, const char **reason)
+{
+    ls_records records;
+    ls_records_open(&records, batch, payload, size);
+    for (;;) {
+        struct {
+            ls_key_hash hash;
+            int64_t offset;
+        } ahead[LS_OFFSET_MAP_AHEAD];
+        size_t count = 0;
+        ls_code code = LS_OK;
+        ls_record record;
+        while (count < LS_OFFSET_MAP_AHEAD && (code = ls_records_step(&records, &record)) == LS_OK) {
+            if (record.key_size >= 0 && record.offset >= start_offset) {
+                ahead[count].hash = ls_offset_map_hash(map, record.key, (size_t)record.key_size);
+                ahead[count].offset = record.offset;
+                ls_offset_map_prefetch(map, ahead[count].hash);
+                count++;
+            }
+        }
+        for (size_t i = 0; i < count; i++) {
+            if (ls_offset_map_put(map, ahead[i].hash, ahead[i].offset) != LS_OK) {
+                return LS_END;
+            }
+        }
+        if (code != LS_OK) {
+            *reason = records.reason;
+            return code == LS_END ? LS_OK : code;
+        }
+    }
+}

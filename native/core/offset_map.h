@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "batch.h"
 #include "status.h"
 
 typedef struct {
@@ -55,10 +56,18 @@ static inline ls_key_hash ls_offset_map_hash(const ls_offset_map *map, const uin
 /* Asks the memory for a slot before it is needed: a map is larger than any cache. */
 void ls_offset_map_prefetch(const ls_offset_map *map, ls_key_hash hash);
 
+/* Records whose slots are prefetched together, before the first is used. */
+enum { LS_OFFSET_MAP_AHEAD = 16 };
+
 /* The greater offset wins.  LS_END: a new key, and no room for it; nothing has changed. */
 ls_code ls_offset_map_put(ls_offset_map *map, ls_key_hash hash, int64_t offset);
 
 /* The offset, or -1. */
 int64_t ls_offset_map_get(const ls_offset_map *map, ls_key_hash hash);
+
+/* Puts the keys of a batch's records from `start_offset` on.  LS_END: the map is full, and
+ * map->latest_offset tells how far it got. */
+ls_code ls_offset_map_read(ls_offset_map *map, const ls_batch *batch, const uint8_t *payload,
+                           size_t size, int64_t start_offset, const char **reason);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleaner.h"
+#include "batch_keep.h"
 #include "codec_call.h"
 
 /* check_records(batch, payload) -> (least timestamp, greatest timestamp, records without a key)

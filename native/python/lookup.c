@@ -152,10 +152,7 @@ static PyObject *walk_to_record(const record_read *read, const uint8_t *payload,
     ls_code code;
     ls_records_open(&records, &read->batch, payload, size);
     do {
-        code = LS_OK;
-        if (!ls_records_quick(&records, &record)) {
-            code = ls_records_next(&records, &record);
-        }
+        code = ls_records_step(&records, &record);
     } while (code == LS_OK && record.offset < read->offset);
     if (code == LS_OK && record.offset == read->offset) {
         return ls_record_from(read->module, &record, topic, partition);

@@ -630,9 +630,7 @@ static inline ls_code next_record(SegmentScanObject *self, ls_record *record)
             self->singly--;
         }
         if (self->run_at == self->run.rows) {
-            return ls_records_quick(&self->records, record)
-                       ? LS_OK
-                       : ls_records_next(&self->records, record);
+            return ls_records_step(&self->records, record);
         }
     }
     size_t row = self->run_at++;

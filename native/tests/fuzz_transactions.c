@@ -10,7 +10,7 @@
  * for a marker only when data of it was met.
  */
 #include "check.h"
-#include "cleaner.h"
+#include "aborted.h"
 
 enum { BATCH_BYTES = 3 };
 

@@ -1,5 +1,6 @@
 /* Compaction's core: the map of keys, batches with fewer records, transactions, verdicts. */
 #include "cleaner.h"
+#include "batch_keep.h"
 #include "check.h"
 #include "crc32c.h"
 #include "offset_map.h"

@@ -155,8 +155,9 @@ static ls_code note_written(ls_cleaner *cleaner, size_t at)
     assert(status.code == LS_OK);
     (void)status;
     int64_t position = cleaner->out_position + (int64_t)at;
-    if (position + written.size > INT32_MAX) {
-        return LS_E_TOO_LARGE;
+    if (position + written.size > INT32_MAX ||
+        written.last_offset - cleaner->index.base_offset > INT32_MAX) {
+        return LS_E_TOO_LARGE;         /* an index entry has 32 bits for each */
     }
     cleaner->counts.bytes_kept += written.size;
     cleaner->counts.batches_kept++;

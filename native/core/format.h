@@ -23,8 +23,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* No batch starts above this, so that no offset in it can overflow. */
-#define LS_BASE_OFFSET_MAX (INT64_MAX - INT32_MAX)
+/* The greatest base offset of a batch: last_offset + 1 of such a batch is still an int64_t. */
+#define LS_BASE_OFFSET_MAX (INT64_MAX - INT32_MAX - 1)
 
 enum {
     LS_AT_BASE_OFFSET = 0,

@@ -85,7 +85,7 @@ static PyObject *cleaner_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         (map != Py_None && Py_TYPE(map) != module->offset_map_type) ||
         (transactions != Py_None && Py_TYPE(transactions) != module->transactions_type) ||
         (key != Py_None && !PyBytes_CheckExact(key)) || (key == Py_None) == (map == Py_None) ||
-        retention_ms < 0 || io_bytes <= 0) {
+        base_offset < 0 || retention_ms < 0 || io_bytes <= 0) {
         PyErr_SetString(PyExc_TypeError,
                         "Cleaner(File or None, ..., an OffsetMap or a key, Transactions or None)");
         return NULL;
@@ -289,8 +289,14 @@ static PyObject *cleaner_feed(CleanerObject *self, PyObject *args)
     PyObject *file;
     long long position, limit, expected, offset_max, budget;
     if (!PyArg_ParseTuple(args, "O!LLLLL:feed", self->module->file_type, &file, &position, &limit,
-                          &expected, &offset_max, &budget) ||
-        !cleaner_enter(self)) {
+                          &expected, &offset_max, &budget)) {
+        return NULL;
+    }
+    if (expected < self->cleaner.index.base_offset || offset_max == INT64_MAX) {
+        return PyErr_Format(PyExc_ValueError, "cannot clean offsets %lld to %lld", expected,
+                            offset_max);
+    }
+    if (!cleaner_enter(self)) {
         return NULL;
     }
     PyObject *result = NULL;

@@ -11,7 +11,19 @@ PyObject *ls_codec_call(PyObject *callable, unsigned codec, const uint8_t *data,
     PyObject *bytes = limit < 0 ? PyObject_CallFunction(callable, "IO", codec, view)
                                 : PyObject_CallFunction(callable, "IOL", codec, view,
                                                         (long long)limit);
+    /* `data` is valid only for this call: a reference that the codec kept must not read it later.
+     * A release that fails leaves such a reference, and the call fails with it. */
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *released = PyObject_CallMethod(view, "release", NULL);
     Py_DECREF(view);
+    if (released == NULL) {
+        Py_CLEAR(bytes);
+    }
+    Py_XDECREF(released);
+    if (type != NULL) {
+        PyErr_Restore(type, error, traceback);
+    }
     if (bytes != NULL && !PyBytes_Check(bytes)) {
         Py_DECREF(bytes);
         PyErr_SetString(PyExc_TypeError,

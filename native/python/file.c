@@ -231,8 +231,8 @@ static PyObject *file_sync(FileObject *self, PyObject *Py_UNUSED(unused))
 static PyObject *file_truncate(FileObject *self, PyObject *arg)
 {
     long long size = PyLong_AsLongLong(arg);
-    if (size == -1 && PyErr_Occurred()) {
-        return NULL;
+    if (size < 0) {                    /* `end` must never be negative */
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "cannot cut to %lld", size);
     }
     if (!ls_file_pin(self)) {
         return NULL;

@@ -190,14 +190,19 @@ static void scan_dealloc(SegmentScanObject *self)
     Py_DECREF(type);
 }
 
-/* Marks the scan and its file as in use; false: raised. */
-static bool enter(SegmentScanObject *self)
+/* Returns false, with an exception set, if another thread or a callback uses the scan. */
+static bool check_idle(const SegmentScanObject *self)
 {
     if (self->busy) {
         PyErr_SetString(PyExc_ValueError, "this scan is in use by another thread: give each its own");
-        return false;
     }
-    if (!ls_file_pin(self->file)) {
+    return !self->busy;
+}
+
+/* Marks the scan and its file as in use; false: raised. */
+static bool enter(SegmentScanObject *self)
+{
+    if (!check_idle(self) || !ls_file_pin(self->file)) {
         return false;
     }
     self->busy = true;
@@ -659,26 +664,23 @@ static void return_run(SegmentScanObject *self)
     }
 }
 
-static PyObject *scan_next(SegmentScanObject *self)
+/* The next record, a new reference, or NULL.  The caller has set `busy`. */
+static PyObject *next_object(SegmentScanObject *self)
 {
-    if (self->busy) {
-        PyErr_SetString(PyExc_ValueError, "this scan is in use by another thread: give each its own");
-        return NULL;
-    }
     for (;;) {
         if (self->ended) {
             return NULL;
         }
         if (!self->has_batch) {
             const uint8_t *data;
-            if (!enter(self)) {
+            if (!ls_file_pin(self->file)) {
                 return NULL;
             }
             if (!self->reading_ahead) {
                 start_ahead(self);
             }
             batch_state state = next_batch(self, false, &data);
-            leave(self);
+            ls_file_unpin(self->file);
             if (state != BATCH_READY) {
                 return NULL;           /* no exception set: the end */
             }
@@ -704,6 +706,19 @@ static PyObject *scan_next(SegmentScanObject *self)
             return NULL;
         }
     }
+}
+
+/* Sets `busy` until the record is made: allocating it may run the garbage collector, and so any
+ * Python code and any thread, while `record` points into the window. */
+static PyObject *scan_next(SegmentScanObject *self)
+{
+    if (!check_idle(self)) {
+        return NULL;
+    }
+    self->busy = true;
+    PyObject *record = next_object(self);
+    self->busy = false;
+    return record;
 }
 
 /* ---- as columns ---- */
@@ -868,21 +883,13 @@ static PyObject *scan_next_producer(SegmentScanObject *self, PyObject *Py_UNUSED
     return result;
 }
 
-/* find_time(timestamp) -> offset or None: the first record at or after it, from here on.  Batches
- * whose greatest timestamp is too small are passed over by their headers alone. */
-static PyObject *scan_find_time(SegmentScanObject *self, PyObject *arg)
+/* Returns the offset of the first record at or after `timestamp`, or None.  The caller has called
+ * enter().  The records of a batch are not walked if its greatest timestamp is less. */
+static PyObject *find_time(SegmentScanObject *self, int64_t timestamp)
 {
-    long long timestamp = PyLong_AsLongLong(arg);
-    if (timestamp == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
     for (;;) {
         const uint8_t *data;
-        if (!enter(self)) {
-            return NULL;
-        }
         batch_state state = next_batch(self, false, &data);
-        leave(self);
         if (state == BATCH_RAISED) {
             return NULL;
         }
@@ -907,6 +914,18 @@ static PyObject *scan_find_time(SegmentScanObject *self, PyObject *arg)
         }
         finish_batch(self);
     }
+}
+
+/* find_time(timestamp) -> offset or None, from the position of the scan on. */
+static PyObject *scan_find_time(SegmentScanObject *self, PyObject *arg)
+{
+    long long timestamp = PyLong_AsLongLong(arg);
+    if ((timestamp == -1 && PyErr_Occurred()) || !enter(self)) {
+        return NULL;
+    }
+    PyObject *offset = find_time(self, timestamp);
+    leave(self);
+    return offset;
 }
 
 /* ---- the type ---- */

@@ -43,7 +43,14 @@ static PyObject *segment_writer_new(PyTypeObject *type, PyObject *args, PyObject
                                      &min_timestamp)) {
         return NULL;
     }
-    SegmentWriterObject *self = (SegmentWriterObject *)type->tp_alloc(type, 0);
+    SegmentWriterObject *self = NULL;
+    /* Later sums and differences of these numbers stay within int64_t. */
+    if (base_offset < 0 || next_offset < base_offset || segment_bytes < 0 || segment_ms < 0 ||
+        index_bytes < 0 || created < 0 || last_indexed_position < 0 || max_timestamp_offset < -1) {
+        PyErr_SetString(PyExc_ValueError, "a segment writer's numbers must not be negative");
+    } else {
+        self = (SegmentWriterObject *)type->tp_alloc(type, 0);
+    }
     if (self != NULL) {
         self->module = module;
         self->file = (FileObject *)Py_NewRef(file);

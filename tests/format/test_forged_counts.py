@@ -96,3 +96,17 @@ def test_check_finds_and_repair_cuts_a_forged_control_batch(tmp_path: Path) -> N
         Compactor(log).run()
         assert [(r.offset, r.value) for r in log] == [(3, b"v")]
         assert [p.kind for p in log.check()] == [ProblemKind.KEPT_ASIDE]
+
+
+def test_a_batch_whose_end_offset_is_no_int64_is_no_batch(tmp_path: Path) -> None:
+    """`last_offset + 1` must not wrap around to a negative number."""
+    base = (1 << 63) - 1 - LARGEST
+    batch = bytearray(one_record())
+    struct.pack_into(">q", batch, 0, base)
+    struct.pack_into(">i", batch, 23, LARGEST)
+    struct.pack_into(">I", batch, 17, _native.crc32c(bytes(batch[21:])))
+    path = log_of(tmp_path / "t-0")
+    (path / "x.log").write_bytes(batch)
+    file = _native.File(-1, str(path / "x.log"), "x.log")
+    found = _native.scan_prefix(file, base, 0, len(batch), base, 4096, False, None)
+    assert (found["position"], found["next_offset"]) == (0, base)

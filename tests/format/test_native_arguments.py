@@ -1,0 +1,148 @@
+"""The C extension with arguments and callbacks that the engine never passes: an error, no damage."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore import _native
+from logstore.format import codecs
+from logstore.log.segment_contents import decompress
+from logstore.testing import ReferenceRecord, encode_batch
+
+OFFSET_MAX = (1 << 62) - 1
+
+
+def batches(count: int, *, codec: int = 0) -> bytes:
+    """`count` batches of one record with a header."""
+    return b"".join(
+        encode_batch(
+            [ReferenceRecord(b"%05d" % n * 2000, b"k", (("name", b"%05d" % n),), 1, n)],
+            base_offset=n,
+            codec=codec,
+        )
+        for n in range(count)
+    )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def file_of(directory: int, content: bytes, name: str = "0.log") -> _native.File:
+    file = _native.File(directory, name, name, write=True, create=True)
+    file.append_at(content, 0)
+    file.end = len(content)
+    return file
+
+
+def scan_of(file: _native.File, unpack: Any = decompress) -> _native.SegmentScan:
+    return _native.SegmentScan(
+        file, None, 0, 0, OFFSET_MAX, OFFSET_MAX, -1, True, False, None, 0, unpack, 1 << 20
+    )
+
+
+def test_a_finalizer_cannot_move_the_scan_that_makes_a_record(directory: int) -> None:
+    """Allocating a record may run the garbage collector, whose finalizers are any Python code."""
+    scan = scan_of(file_of(directory, batches(60)))
+    outcomes: list[object] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            if scanning:
+                try:
+                    outcomes.append(next(scan))
+                except ValueError as error:
+                    outcomes.append(error)
+
+    seen = []
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(60):
+            Cycle()
+            scanning = True
+            record = next(scan)
+            scanning = False
+            seen.append((record.offset, record.value, record.headers))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert seen == [(n, b"%05d" % n * 2000, (("name", b"%05d" % n),)) for n in range(60)]
+    assert all(isinstance(outcome, ValueError) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_view_that_a_codec_keeps_cannot_be_read_later(directory: int, fails: bool) -> None:
+    kept: list[memoryview] = []
+
+    def keep(codec: int, payload: memoryview, limit: int) -> bytes:
+        kept.append(payload)
+        if fails:
+            raise ValueError("no such codec")
+        return codecs.decompress(codec, payload, limit)
+
+    file = file_of(directory, batches(1, codec=1))
+    try:
+        next(scan_of(file, keep))
+    except ValueError:
+        assert fails
+    with pytest.raises(ValueError, match="released"):
+        bytes(kept[0])
+
+
+def test_a_file_is_not_cut_to_a_negative_size(directory: int) -> None:
+    file = file_of(directory, b"content")
+    with pytest.raises(ValueError):
+        file.truncate(-1)
+    assert (file.end, file.size()) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("base_offset", -1),
+        ("next_offset", 4),
+        ("segment_bytes", -(1 << 63)),
+        ("segment_ms", -1),
+        ("index_bytes", -1),
+        ("created_ms", -(1 << 63)),
+        ("last_indexed_position", -(1 << 63)),
+        ("max_timestamp_offset", -(1 << 63)),
+    ],
+)
+def test_a_segment_writer_refuses_numbers_that_overflow(
+    directory: int, name: str, value: int
+) -> None:
+    numbers = {
+        **{"base_offset": 5, "next_offset": 5, "interval_bytes": 4096, "segment_bytes": 1 << 30},
+        **{"segment_ms": 1000, "index_bytes": 4096, "created_ms": 0, "first_timestamp": -1},
+        **{"max_timestamp": -1, "max_timestamp_offset": -1, "last_indexed_position": 0},
+        **{"min_timestamp": 0, name: value},
+    }
+    file = file_of(directory, b"")
+    with pytest.raises(ValueError):
+        _native.SegmentWriter(file, offsets=b"", times=b"", **numbers)
+
+
+def test_a_cleaner_refuses_offsets_below_its_base(directory: int) -> None:
+    file = file_of(directory, batches(1))
+    cleaner = _native.Cleaner(
+        file_of(directory, b"", "1.log"),
+        **{"base_offset": 5, "interval_bytes": 4096, "offset_map": None, "key": b"x"},
+        **{"transactions": None, "producers": [], "start_offset": 0, "end_offset": 9},
+        **{"now_ms": 0, "delete_retention_ms": 0, "decompress": decompress},
+        **{"compress": codecs.compress, "payload_max": 1 << 20, "io_bytes": 4096},
+    )
+    with pytest.raises(ValueError, match="offsets 0 to"):
+        cleaner.feed(file, 0, file.end, 0, OFFSET_MAX, 1 << 20)

@@ -1,4 +1,4 @@
-"""The C extension with arguments and callbacks that the engine never passes: an error, no damage."""
+"""The C extension with arguments and callbacks that the engine never passes: an error, no more."""
 
 from __future__ import annotations
 

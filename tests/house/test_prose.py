@@ -30,8 +30,9 @@ WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 C_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
-# Words of the list per 1,000 words, in each area.  The goal is 1.
-CEILINGS = {"logstore": 15.0, "spark_connector": 11.2, "native": 12.2, "tests": 16.5, "docs": 9.2}
+# Words of the list per 1,000 words, in each area.
+GOAL = 1.0
+CEILINGS = {"logstore": 1.8, "spark_connector": 11.2, "native": 11.5, "tests": GOAL, "docs": GOAL}
 SLACK = 0.5  # how far below its ceiling a count may be before the ceiling has to follow
 
 AREAS = {
@@ -90,7 +91,10 @@ def test_the_ceiling_holds(area: str) -> None:
         f"{area}: {rate:.2f} such words per 1,000, the ceiling is {ceiling}; "
         f"most often {found.most_common(5)}, most of them in {places.most_common(5)}"
     )
-    assert rate > ceiling - SLACK, f"{area}: {rate:.2f} per 1,000: lower its ceiling of {ceiling}"
+    reached = ceiling <= GOAL
+    assert reached or rate > ceiling - SLACK, (
+        f"{area}: {rate:.2f} per 1,000: lower its ceiling of {ceiling}"
+    )
 
 
 def test_words_are_found_in_docstrings_comments_and_docs_and_nowhere_else() -> None:

@@ -66,7 +66,7 @@ def crash(log: Partition, to: str | Path = "crashed-0") -> Path:
 def kill(store: Store) -> None:
     """Drop a store as a killed process does: nothing is written, and its lock is released."""
     for partition in store._opened_partitions():
-        partition.discard()
+        partition.parts.discard()
     abandon_store(store)
 
 

@@ -199,7 +199,7 @@ class Consumer(Closeable):
             self._refresh()
         elif self._rebalancer.subscribe(subscription):
             self._offsets_log = self._coordinator.book.log_of(self._rebalancer.group_id)
-            self._offsets_log.listen(self._bell.ring)
+            self._offsets_log.parts.view.listen(self._bell.ring)
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Read only these partitions, independently of the group; leave the group if in it."""
@@ -503,7 +503,7 @@ class Consumer(Closeable):
                 self._closed = True
                 self._positions.drop(held)
                 if self._offsets_log is not None:
-                    self._offsets_log.unlisten(self._bell.ring)
+                    self._offsets_log.parts.view.unlisten(self._bell.ring)
                 if self._rebalancer is not None:
                     self._rebalancer.close()
 
@@ -521,9 +521,9 @@ class Consumer(Closeable):
         """
         if not self.__dict__.get("_closed", True):
             for source in self._positions.sources.values():
-                source.log.unlisten(self._bell.ring)
+                source.log.parts.view.unlisten(self._bell.ring)
             if self._offsets_log is not None:
-                self._offsets_log.unlisten(self._bell.ring)
+                self._offsets_log.parts.view.unlisten(self._bell.ring)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -128,7 +128,7 @@ class Fetcher:
         except OffsetOutOfRangeError as error:
             if self._positions.start == "none":
                 raise
-            cut = source.log.cut
+            cut = source.log.parts.view.cut
             target = self._positions.start_of(source)
             if isinstance(error, LogTruncatedError):
                 # "latest" must not skip what was appended in the place of the truncated records.

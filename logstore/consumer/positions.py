@@ -75,7 +75,7 @@ class Positions:
         for tp in partitions:
             log = self._store[tp.topic][tp.partition]
             source = Source(tp, log, committed=self._committed_only, on_corrupt=self._on_corrupt)
-            source.log.listen(self._bell.ring)
+            source.log.parts.view.listen(self._bell.ring)
             self.sources[tp] = source
             self.turn.append(source)
         if self.start != "none":
@@ -87,7 +87,7 @@ class Positions:
             source = self.sources.pop(tp, None)
             if source is not None:
                 self.turn.remove(source)
-                source.log.unlisten(self._bell.ring)
+                source.log.parts.view.unlisten(self._bell.ring)
                 self.handed.pop(tp, None)
                 if self.running is source:
                     self.running = self.current = self.run = None
@@ -114,7 +114,7 @@ class Positions:
                 source.committed_offset = known.offset
             else:
                 # Read `cut` first: a truncation after it is then noticed by the next read.
-                cut = source.log.cut
+                cut = source.log.parts.view.cut
                 source.seek(self.start_of(source), cut)
 
     def start_of(self, source: Source) -> int:
@@ -209,7 +209,7 @@ class Positions:
     def seek(self, source: Source, offset: int | datetime.datetime | str) -> None:
         """Read on at an offset, "beginning", "end", or the first record at or after a datetime."""
         log = source.log
-        cut = log.cut
+        cut = log.parts.view.cut
         if isinstance(offset, datetime.datetime):
             offset = log.offset_for_time(milliseconds(offset))
         elif offset == "beginning":

@@ -48,7 +48,7 @@ class Source:
         self._on_corrupt = on_corrupt
         self._scan: Scan | None = None
         self._records: Iterator[Record] | None = None
-        self._cut = log.cut  # the newest truncation when the position was chosen
+        self._cut = log.parts.view.cut  # the newest truncation when the position was chosen
 
     @property
     def end(self) -> int:
@@ -104,7 +104,7 @@ class Source:
         if not self._open(position):
             return None
         log = self.log
-        ends = log.segment_for(position).end_offset
+        ends = log.parts.view.segment_for(position).end_offset
         stop = min(self.end, position + limit, ends if ends > position else INT64_MAX)
         self._scan = self._records = None
         scan = iter(
@@ -123,7 +123,7 @@ class Source:
         """
         log = self.log
         end = self.end
-        if log.cut is not self._cut:
+        if log.parts.view.cut is not self._cut:
             self._check_cuts(position)
         if position >= end:
             if position > log.end_offset:
@@ -138,7 +138,7 @@ class Source:
     def _check_cuts(self, position: int) -> None:
         """Raise LogTruncatedError if the log was truncated below the position since `_cut`."""
         # Read the newest cut first: one that is added in between is checked again by the next call.
-        newest, lowest = self.log.cut, self._cut.lowest_since()
+        newest, lowest = self.log.parts.view.cut, self._cut.lowest_since()
         if lowest is not None and lowest < position:
             raise LogTruncatedError(position, truncated_to=lowest, start=self.log.start_offset,
                                     end=self.log.end_offset, where=self.log.name)  # fmt: skip

@@ -297,7 +297,7 @@ class OffsetBook(Closeable):
         # The fsync is outside of the locks.  Until it has ended, readers do not see the records:
         # `_taken_in` replays up to `durable_offset`.
         if level == "fsync":
-            log.make_durable(offsets)
+            log.parts.appender.make_durable(offsets)
         with shelf.lock:
             if shelf.ledger.next_offset == known == offsets.start:
                 # No other record was appended or replayed since: take ours without reading them.
@@ -338,7 +338,7 @@ class OffsetBook(Closeable):
                 log.append_batch(batch, origin="coordinator", durability="os")
             end = log.end_offset
         if log.durability == "fsync":
-            log.make_durable(range(start, end))
+            log.parts.appender.make_durable(range(start, end))
 
     # ---- deleted topics ----
 

@@ -276,7 +276,7 @@ class Transactions(Closeable):
                 marked.append((partition, at))
         for partition, at in marked:
             if partition.durability == "fsync":
-                partition.make_durable(range(at, at + 1))
+                partition.parts.appender.make_durable(range(at, at + 1))
         if errors:
             raise errors[0]
 

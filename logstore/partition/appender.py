@@ -1,13 +1,14 @@
-"""AppendableLog: how records come into the log.
+"""Appender: appends records to a log, for any number of threads.
 
-One at a time, many at once, through a buffered Writer, and as raw batches that were encoded
-elsewhere.  What is encoded first is written under the view's lock, and waited for without it.
+One record at a time, many at once, through a buffered Writer, or as raw batches that were encoded
+elsewhere.  Records are encoded without a lock, written under the view's lock, and synced without
+it.
 
-Three outcomes of an append, never more: an offset; an exception, and provably nothing in the log;
-or IndeterminateAppendError with the offsets in question.
+An append has three outcomes: it returns the offset; it raises, and nothing is in the log; or it
+raises IndeterminateAppendError with the offsets that may be in the log.
 
-State: builders for reuse, which threads take and put back as they are; the writers that have to be
-closed with the log; and, under the view's lock, the last time that was stamped on a record.
+State: builders for reuse, which threads pop and append without a lock; the writers that `close`
+closes; and, under the view's lock, the last timestamp of LogAppendTime.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 import datetime
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 from logstore import _native
 from logstore.config import (
@@ -33,20 +34,17 @@ from logstore.errors import (
     IndeterminateAppendError,
     InterruptedAppendError,
     InvalidRecordError,
-    LogStoreError,
 )
-from logstore.files.disk_reserve import free_bytes
 from logstore.format import validation
 from logstore.format.batch import HEADER_BYTES, BatchHeader, EndMarker
 from logstore.format.encoder import builder_settings, codec_number
 from logstore.format.validation import AppendedBatches
 from logstore.log.producer_state import Origin
-from logstore.partition.active_log import WritableLog
-from logstore.partition.view import View
-from logstore.partition.writer import Writer
+from logstore.partition.active_log import ActiveLog
+from logstore.partition.writer import Buffered, Writer
 from logstore.record import Record
 
-__all__ = ["AppendableLog"]
+__all__ = ["Appender"]
 
 EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded bytes
 BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next batch
@@ -54,9 +52,9 @@ NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
 
 
 class _Batches(_native.Builder):
-    """Records of one append() or extend(), on their way into the log.
+    """The records of one append() or extend().
 
-    What does not fit into one write waits in `full`; nothing is written before all is encoded.
+    Batches that do not fit into one write wait in `full`: all are encoded before the first write.
     """
 
     full: list[_native.Builder]
@@ -65,72 +63,81 @@ class _Batches(_native.Builder):
         self._take(self.full)
 
 
-class Buffered(Protocol):
-    """What holds records for a log, and hands them over when it is closed."""
+class Appender:
+    """Appends to one log.
 
-    def close(self) -> None: ...
+    `explain_full` adds to a DiskFullError what could be freed: `Cutter.explain_full`.
+    """
 
-
-class AppendableLog(WritableLog):
-    """A log that records are added to, by any number of threads."""
-
-    def __init__(self, view: View, durability: str) -> None:
-        super().__init__(view, durability)
+    def __init__(
+        self, active: ActiveLog, explain_full: Callable[[DiskFullError, int], None]
+    ) -> None:
+        self._active = active
+        self._view = active.view
+        self._durability = active.durability
+        self._leadership = active.leadership
+        self._explain_full = explain_full
         self._last_append_time = 0
+        # Weak: a Writer that is dropped needs no close.
         self._writers: weakref.WeakSet[Writer | Buffered] = weakref.WeakSet()
-        # Of a store: raises unless a producer's id and epoch have a transaction open here.
+        # In a store: raises unless a producer's id and epoch have a transaction open here.
         self.transaction_check: Callable[[int, int], None] | None = None
-        self._go_by(view.config)
+        self._apply(active.view.config)
 
     # ---- settings ----
 
-    def _go_by(self, config: PartitionConfig) -> None:
+    @property
+    def name(self) -> str:
+        """``topic-N``."""
+        return self._view.name
+
+    def _apply(self, config: PartitionConfig) -> None:
         self._append_time = config.message_timestamp_type == "LogAppendTime"
-        # Appends need no time from Python: neither an injected clock nor LogAppendTime.
-        self._plain = self._ask_time is None and not self._append_time
+        # Whether appends need no time from Python: no injected clock, no LogAppendTime.
+        self._plain = self._active.ask_time is None and not self._append_time
         self._codec = codec_number(None, config)
-        self._spare: list[_Batches] = []  # builders hold limits and codec
+        self._spare: list[_Batches] = []  # a new list: builders hold limits and codec
 
     def reconfigure(self, config: PartitionConfig) -> None:
-        """Take over other settings; a change of segment or index settings starts a new segment.
+        """Use other settings.  A change of segment or index settings starts a new segment.
 
         Writers that were made before keep theirs.
         """
-        view = self._view
+        view, active = self._view, self._active
         with view.lock:
             view.check_usable()
-            before, view.config = view.config, config
-            self._go_by(config)
-            for segment in view.segments:
-                segment.config = config
-            if self._writer is not None and _layout(before) != _layout(config):
-                self.roll()
+            needs_roll = view.reconfigure(config)
+            self._apply(config)
+            if active.writer is not None and needs_roll:
+                active.roll()
 
     # ---- appending ----
 
     def _batches(self) -> _Batches:
-        """An empty builder; they are reused, because fresh memory is slow."""
+        """Return an empty builder.  Builders are reused: fresh memory is slow."""
         with contextlib.suppress(IndexError):
             return self._spare.pop()
+        config = self._view.config
         settings = builder_settings(
-            self.config,
+            config,
             self._codec,
             None,
-            batch_bytes=self.config.max_message_bytes,
+            batch_bytes=config.max_message_bytes,
             write_bytes=EXTEND_BYTES,
         )
-        batches = _Batches(**settings, clock=self._ask_time)
+        batches = _Batches(**settings, clock=self._active.ask_time)
         batches.full = []
         return batches
 
     def _write_locked(self, batches: _native.Builder) -> range:
-        """Append sealed batches behind the last record; roll first if they do not fit."""
-        self._finish_roll()
-        if self._asleep is not None:
-            self._wake_up()
-        writer = self._writer
+        """Append sealed batches; roll first if they do not fit into the active segment."""
+        active = self._active
+        active.finish_roll()
+        if active.asleep:
+            active.wake_up()
+        writer = active.writer
         if writer is None:
-            self._refuse()
+            active.refuse()
         room = self._view.directory.room
         if room is not None and room.short:
             room.require(batches._size_bytes)
@@ -138,25 +145,25 @@ class AppendableLog(WritableLog):
         if not leadership.noted:
             leadership.assign(leadership.epoch, writer.next_offset)
         append_time = self._time_of_append() if self._append_time else -1
-        now = -1 if self._ask_time is None else self._ask_time()
+        now = -1 if active.ask_time is None else active.ask_time()
         try:
             first = writer.append(batches, leadership.epoch, append_time, now)
             if first < 0:
-                self._roll_locked(writer.next_offset)
-                writer = cast(_native.SegmentWriter, self._writer)
+                active.roll_locked(writer.next_offset)
+                writer = cast(_native.SegmentWriter, active.writer)
                 first = writer.append(batches, leadership.epoch, append_time, now)
                 if first < 0:
                     raise InvalidRecordError(f"{batches._size_bytes} bytes do not fit a segment")
         except IndeterminateAppendError as error:
-            self._fail(error)  # whether its bytes are there cannot be known: no more appends
+            active.fail(error)  # the bytes may be in the file: no more appends
             raise
         if self._view.followers:
             self._view.wake_followers()
         return range(first, writer.next_offset)
 
     def _time_of_append(self) -> int:
-        # A clock that steps back must not make the log's own times decrease.
-        self._last_append_time = max(self._last_append_time, self.clock.time_ms())
+        # A clock that steps back must not make the timestamps of the log decrease.
+        self._last_append_time = max(self._last_append_time, self._view.clock.time_ms())
         return self._last_append_time
 
     def append(
@@ -169,15 +176,10 @@ class AppendableLog(WritableLog):
         durability: str | None = None,
         expect_offset: int | None = None,
     ) -> int:
-        """Append one record and return its offset, once it is as durable as asked for.
-
-        With `expect_offset` it is appended at just that offset, or ConflictError is raised.
-        Raises RecordTooLargeError, InvalidRecordError, TypeError for what can never be stored;
-        DiskFullError with nothing appended; IndeterminateAppendError when it cannot be known.
-        """
-        fsync = self._fsync if durability is None else wants_fsync(durability)
-        view = self._view
-        spare = self._spare  # this list, even when other settings bring a new one
+        """See Partition.append."""
+        active, view = self._active, self._view
+        fsync = self._durability.fsync if durability is None else wants_fsync(durability)
+        spare = self._spare  # this list, even if `reconfigure` replaces it before the end
         try:
             batches = spare.pop()
         except IndexError:
@@ -188,13 +190,13 @@ class AppendableLog(WritableLog):
         first = -1
         try:
             with view.lock:
-                writer = self._writer
+                writer = active.writer
                 leadership = self._leadership
                 if writer is not None:
                     first = writer.next_offset
                 if expect_offset is not None:
                     self._expect(expect_offset)
-                # The common case without another call: same as _write_locked.
+                # The common case without another call; else _write_locked does the same.
                 if (
                     writer is None
                     or not (self._plain and leadership.noted)
@@ -204,54 +206,26 @@ class AppendableLog(WritableLog):
             if view.followers:
                 view.wake_followers()
             if fsync:
-                self._stable.commit.wait_for(first + 1, first)
-            spare.append(batches)  # not before: whether it is empty tells what has happened
+                self._durability.commit.wait_for(first + 1, first)
+            # Only here: the except blocks test `_records == 0` to know that it was written.
+            spare.append(batches)
         except KeyboardInterrupt as interrupt:
             if batches._records == 0:
                 raise InterruptedAppendError(offsets=range(first, first + 1)) from interrupt
             raise
         except IndeterminateAppendError as error:
-            if batches._records or self._stable.commit.failed:
-                self._fail(error)
-            raise  # else it was written and then cut off by someone: the log is sound
+            if batches._records or self._durability.commit.failed:
+                active.fail(error)
+            raise  # else it was written, and another thread truncated it: the log is valid
         except DiskFullError as error:
-            writer = None  # see _explain_full
+            writer = None  # see Cutter.explain_full
             self._explain_full(error, batches._size_bytes)
             raise
         return first
 
-    def _explain_full(self, error: DiskFullError, needed_bytes: int) -> None:
-        """Tell how full the disk is, and what could be freed.  Not under the lock."""
-        import traceback  # for an error alone
-
-        # A caller that keeps the error keeps its frames.  A segment's writer in one of them would
-        # keep the file open, and the blocks on the disk, when the segment is deleted.
-        traceback.clear_frames(error.__traceback__)
-        if error.remedy:
-            return
-        error.needed_bytes = needed_bytes
-        room = self._view.directory.room
-        ask = None if room is None else room.reclaimable
-        with contextlib.suppress(OSError, LogStoreError):
-            error.free_bytes = free_bytes(self._view.directory)
-            mine = self.reclaimable_bytes()
-            error.reclaimable_bytes = mine if ask is None else max(mine, ask())
-            sealed = sum(segment.size_bytes for segment in self.segments if segment.sealed)
-            how = "enforce() of this partition" if error.reclaimable_bytes == mine else "enforce()"
-            error.remedy = (
-                f"{how} would free {error.reclaimable_bytes} bytes now"
-                if error.reclaimable_bytes
-                else f"retention would free nothing now: trim() could free up to {sealed} bytes "
-                f"here, delete_topic() a whole topic, or set a lower retention.bytes"
-            )
-
-    def reclaimable_bytes(self) -> int:
-        """What retention could delete here now."""
-        return 0
-
     def _expect(self, offset: int) -> None:
-        """Raise ConflictError unless the log ends there; under the lock of the append."""
-        end = self._next_offset()
+        """Raise ConflictError unless the log ends there.  Requires the lock of the append."""
+        end = self._active.next_offset()
         if end != offset:
             raise ConflictError(offset, end, where=self.name)
 
@@ -262,14 +236,8 @@ class AppendableLog(WritableLog):
         durability: str | None = None,
         expect_offset: int | None = None,
     ) -> range:
-        """Append many records, bytes or Record, and return their offsets.  One fsync for all.
-
-        All are encoded in memory before the first is written, so a bad record means that none is
-        appended; use `writer` for a stream.  Up to max.message.bytes they are a single batch, and
-        then all or none after a crash as well.  With `expect_offset` the first gets that offset, or
-        ConflictError is raised.
-        """
-        fsync = self._fsync if durability is None else wants_fsync(durability)
+        """See Partition.extend."""
+        fsync = self._durability.fsync if durability is None else wants_fsync(durability)
         self._view.check_usable()
         spare = self._spare
         batches = self._batches()
@@ -283,13 +251,13 @@ class AppendableLog(WritableLog):
             with self._view.lock:
                 if expect_offset is not None:
                     self._expect(expect_offset)
-                first = self._next_offset()
+                first = self._active.next_offset()
                 for piece in pieces:
                     self._write_locked(piece)
             if fsync and total:
-                self._stable.commit.wait_for(first + total, first)
+                self._durability.commit.wait_for(first + total, first)
             batches.full.clear()
-            spare.append(batches)  # not before: whether it is empty tells what has happened
+            spare.append(batches)  # only here, as in `append`
         except KeyboardInterrupt as interrupt:
             if first >= 0 and pieces[0]._records == 0 < total:
                 raise InterruptedAppendError(offsets=range(first, first + total)) from interrupt
@@ -315,47 +283,30 @@ class AppendableLog(WritableLog):
         durability: str | None = None,
         verify_transaction: bool = True,
     ) -> AppendedBatches:
-        """Append raw Kafka record batches; where they are, and whether they were there before.
-
-        As "leader" they are a client's: everything in them is checked, they get offsets and leader
-        epoch here, and the batch of an idempotent producer is appended once, however often it is
-        sent: a repeated one is answered with its offsets and ``duplicate=True``.  "coordinator" is
-        the same without the rules for sequences.  As "follower" they are copied from another log:
-        offsets and epochs stay, must not go back, and may have gaps.
-
-        In a store, a client's transactional batch needs a transaction that its producer has open
-        and that this partition was added to (KIP-890): a batch of no transaction would hold back
-        the last stable offset until `end_transaction` is called.  With verify_transaction=False the
-        caller coordinates the transaction and calls `end_transaction`, as for a Partition that was
-        opened without a store.
-
-        Raises InvalidRecordError, RecordTooLargeError, UnsupportedFormatError for what can never
-        be appended; FencedError and OutOfOrderSequenceError for a producer that has to stop or to
-        send something else first; TransactionStateError and TransactionAbortedError for a batch of
-        no open transaction; ConflictError for a copy that does not lie behind the log's end.
-        """
-        fsync = self._fsync if durability is None else wants_fsync(durability)
+        """See Partition.append_batch."""
+        fsync = self._durability.fsync if durability is None else wants_fsync(durability)
         if origin == "follower":
             return self._append_copied(bytes(raw), fsync)
         if origin not in ("leader", "coordinator"):
             raise ConfigError(
                 f"origin must be 'leader', 'coordinator' or 'follower', not {origin!r}"
             )
-        batches = validation.check_produced(bytes(raw), self.config, self.clock.time_ms())
+        view = self._view
+        batches = validation.check_produced(bytes(raw), view.config, view.clock.time_ms())
         if origin == "leader" and verify_transaction and self.transaction_check is not None:
-            # Not under the lock.  A transaction that ends now leaves a marker here with a greater
-            # epoch, and the batch is fenced.
+            # Not under the lock.  If the transaction ends now, its marker has a greater epoch, and
+            # the batch is fenced.
             for header, _ in batches:
                 if header.transactional:
                     self.transaction_check(header.producer_id, header.producer_epoch)
 
         def place_locked(tried: list[range]) -> AppendedBatches:
-            end = self._next_offset()
+            end = self._active.next_offset()
             append_time = self._time_of_append() if self._append_time else -1
             self._leadership.note([(self._leadership.epoch, end)])
             data, headers = validation.place(batches, end, self._leadership.epoch, append_time)
             if self._abort_older_locked(headers, cast(Origin, origin)):
-                return place_locked(tried)  # one offset higher
+                return place_locked(tried)  # again, after the marker
             return self._append_raw_locked(data, headers, cast(Origin, origin), append_time, tried)
 
         try:
@@ -368,7 +319,7 @@ class AppendableLog(WritableLog):
         headers = validation.check_copied(raw)
 
         def copy_locked(tried: list[range]) -> AppendedBatches:
-            end = self._next_offset()
+            end = self._active.next_offset()
             if not headers:
                 return AppendedBatches(range(end, end), -1, False)
             first = headers[0][0].base_offset
@@ -391,12 +342,8 @@ class AppendableLog(WritableLog):
         coordinator_epoch: int = 0,
         durability: str | None = None,
     ) -> int:
-        """Append the marker that commits or aborts a producer's transaction; the marker's offset.
-
-        For who coordinates transactions.  Raises FencedError when the producer's or the
-        coordinator's epoch is older than what the log has seen.
-        """
-        fsync = self._fsync if durability is None else wants_fsync(durability)
+        """See Partition.end_transaction."""
+        fsync = self._durability.fsync if durability is None else wants_fsync(durability)
         if not 0 <= producer_id <= INT64_MAX or not 0 <= producer_epoch <= INT16_MAX:
             raise InvalidRecordError(
                 f"no transaction of producer {producer_id}, epoch {producer_epoch}"
@@ -415,12 +362,12 @@ class AppendableLog(WritableLog):
     def _end_transaction_locked(
         self, producer_id: int, producer_epoch: int, marker: EndMarker, tried: list[range]
     ) -> AppendedBatches:
-        self._leadership.note([(self._leadership.epoch, self._next_offset())])
+        self._leadership.note([(self._leadership.epoch, self._active.next_offset())])
         raw = marker.encode(
             producer_id=producer_id,
             producer_epoch=producer_epoch,
-            timestamp=self.clock.time_ms(),
-            base_offset=self._next_offset(),
+            timestamp=self._view.clock.time_ms(),
+            base_offset=self._active.next_offset(),
             leader_epoch=self._leadership.epoch,
         )
         headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
@@ -429,10 +376,10 @@ class AppendableLog(WritableLog):
     def _abort_older_locked(
         self, headers: Sequence[tuple[BatchHeader, EndMarker | None]], origin: Origin
     ) -> bool:
-        """Append the ABORT marker that is missing before a producer's next epoch, if it is.
+        """Append the ABORT marker that is missing before a producer's next epoch; False if none is.
 
-        A truncation cut the marker off, so that a transaction of the epoch before is open again.
-        Without a marker, a broker would take it for a part of the transaction that begins now.
+        A truncation removed the marker, so that a transaction of the epoch before is open again.
+        Without a marker, a broker would read it as a part of the transaction that begins now.
         """
         header = headers[0][0]
         open_one = self._view.producers.state.get(header.producer_id)
@@ -442,7 +389,7 @@ class AppendableLog(WritableLog):
             or header.producer_epoch <= open_one.epoch
         ):
             return False
-        self._view.producers.admit(headers, origin)  # raises if nothing is to be appended
+        self._view.producers.admit(headers, origin)  # raises if the batches are refused
         marker = EndMarker(False, max(0, open_one.coordinator_epoch))
         self._end_transaction_locked(header.producer_id, open_one.epoch, marker, [])
         return True
@@ -450,9 +397,10 @@ class AppendableLog(WritableLog):
     def _append_raw(
         self, act: Callable[[list[range]], AppendedBatches], fsync: bool
     ) -> AppendedBatches:
-        """Do it under the lock, then wait for the disk; an interrupt tells whether it is written.
+        """Call `act` under the lock, then wait for the sync.
 
-        `act` puts the offsets that it is about to write into the list it gets.
+        `act` appends the offsets that it is about to write to the list.  From them an interrupt
+        knows whether the batches are written.
         """
         tried: list[range] = []
         appended: AppendedBatches | None = None
@@ -461,13 +409,13 @@ class AppendableLog(WritableLog):
                 try:
                     appended = act(tried)
                 except KeyboardInterrupt as interrupt:
-                    # Under the lock: nobody else can have written there.
-                    if tried and self._is_written_locked(tried[0].stop):
+                    # Under the lock: no other thread can have written there.
+                    if tried and self._active.is_written(tried[0].stop):
                         raise InterruptedAppendError(offsets=tried[0]) from interrupt
                     raise
             if fsync and appended.offsets:
-                # A duplicate, too: its first append may still be on its way to the disk.
-                self._stable.commit.wait_for(appended.offsets.stop, appended.offsets.start)
+                # A duplicate too: the sync of its first append may not have ended.
+                self._durability.commit.wait_for(appended.offsets.stop, appended.offsets.start)
         except InterruptedAppendError:
             raise
         except KeyboardInterrupt as interrupt:
@@ -475,14 +423,10 @@ class AppendableLog(WritableLog):
                 raise InterruptedAppendError(offsets=appended.offsets) from interrupt
             raise
         except IndeterminateAppendError as error:
-            if self._stable.commit.failed:
-                self._fail(error)
+            if self._durability.commit.failed:
+                self._active.fail(error)
             raise
         return appended
-
-    def _is_written_locked(self, end_offset: int) -> bool:
-        self._finish_roll()
-        return self._writer is not None and self._writer.next_offset >= end_offset
 
     def _append_raw_locked(
         self,
@@ -492,27 +436,28 @@ class AppendableLog(WritableLog):
         append_time: int,
         tried: list[range],
     ) -> AppendedBatches:
-        """Write batches that have their place, unless the producer state is against it."""
+        """Write batches that have their offsets, unless the producer state refuses them."""
         admission = self._view.producers.admit(headers, origin)
         if admission.duplicate is not None:
             span = admission.duplicate
             return AppendedBatches(span.offsets, span.timestamp if append_time >= 0 else -1, True)
         offsets = range(headers[0][0].base_offset, headers[-1][0].next_offset)
-        now = -1 if self._ask_time is None else self._ask_time()
-        writer = cast(_native.SegmentWriter, self._writer)
+        active = self._active
+        now = -1 if active.ask_time is None else active.ask_time()
+        writer = cast(_native.SegmentWriter, active.writer)
         try:
             self._view.producers.begin(admission, offsets.stop)
             tried.append(offsets)
             if not writer.append_raw(data, now):
-                self._roll_before(offsets.start)
-                writer = cast(_native.SegmentWriter, self._writer)
+                active.roll_before(offsets.start)
+                writer = cast(_native.SegmentWriter, active.writer)
                 if not writer.append_raw(data, now):
                     raise InvalidRecordError(f"{len(data)} bytes do not fit a segment")
         except IndeterminateAppendError as error:
-            self._fail(error)
+            active.fail(error)
             raise
         finally:
-            if self._writer is not None:
+            if active.writer is not None:
                 self._settle_locked(offsets)
         if self._view.followers:
             self._view.wake_followers()
@@ -529,17 +474,17 @@ class AppendableLog(WritableLog):
         origin: Origin = "leader",
         tried: list[int] | None = None,
     ) -> AppendedBatches:
-        """Append the batches of a builder as a producer's, with sequences from `sequence` on.
+        """Append the batches of a builder for a producer, with sequences from `sequence` on.
 
-        For Producer.  Not waited for: see `make_durable`.  The same batches again are answered with
-        the offsets they have; an empty builder afterwards means that they are in the log, from
-        ``tried[0]`` on, also after an interrupt.
+        Does not sync: see `make_durable`.  If the log has these batches already, returns their
+        offsets.  The builder is empty afterwards, also after an interrupt, if and only if the
+        batches are in the log, from ``tried[0]`` on.
         """
         batches._seal()
         records = batches._records
         with self._view.lock:
             while True:
-                first = self._next_offset()
+                first = self._active.next_offset()
                 leadership = self._leadership
                 leadership.note([(leadership.epoch, first)])
                 _, heads = batches._stamp(
@@ -569,34 +514,25 @@ class AppendableLog(WritableLog):
                     raise InterruptedAppendError(offsets=offsets) from interrupt
                 raise
             finally:
-                if self._writer is not None:
+                if self._active.writer is not None:
                     self._settle_locked(offsets)
         return AppendedBatches(offsets, -1, False)
 
-    def _roll_before(self, offset: int) -> None:
-        """Roll for batches that start at `offset`, at or behind the end."""
-        end = cast(_native.SegmentWriter, self._writer).next_offset
-        self._roll_locked(max(offset, end))
-        if offset > end:
-            # Readers in other processes look for a segment at the end: tell them to start over.
-            self._view.version += 1
-            self._stable.write_state(sync=False)
-
     def _settle_locked(self, offsets: range) -> None:
         try:
-            self._next_offset()
+            self._active.next_offset()
         except OSError as error:
-            # The batches are in the log, but not in the index of aborted transactions: committed
-            # readers stay below, and opening again writes the index anew.
+            # The batches are in the log, but not in the index of aborted transactions.  Committed
+            # readers stay below them, and the next open writes the index again.
             failure = IndeterminateAppendError(
                 f"{error} while noting an aborted transaction; close the log and open it again",
                 offsets=offsets,
             )
-            self._fail(failure)
+            self._active.fail(failure)
             raise failure from error
 
     def _allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
-        """Offsets are missing in what is copied: from now on that is no sign of damage here."""
+        """If offsets are missing in copied batches, allow gaps in this log from now on."""
         if self._view.dense_from >= NEVER_DENSE:
             return
         for header, _ in headers:
@@ -605,12 +541,12 @@ class AppendableLog(WritableLog):
             end = header.next_offset
         else:
             return
-        # Known before the gap can be met; scans that are under way end in their own segment.
-        self._view.dense_from = NEVER_DENSE
-        self._stable.write_state(sync=True)
+        # Before the gap can be read.  A scan that has begun ends with the segment, which is rolled.
+        self._view.allow_gaps_below(NEVER_DENSE)
+        self._durability.write_state(sync=True)
         self._view.segments[-1].dense = False
         if self._view.segments[-1].size_bytes:
-            self._roll_before(headers[0][0].base_offset)
+            self._active.roll_before(headers[0][0].base_offset)
 
     def writer(
         self,
@@ -621,50 +557,43 @@ class AppendableLog(WritableLog):
         linger: float | None = 1.0,
         durability: str | None = None,
     ) -> Writer:
-        """A buffered writer: millions of records a second, in batches of `batch_bytes`.
-
-        `compression`: none, gzip, snappy, lz4 or zstd.  `linger`: seconds after which a partly
-        filled buffer is handed over anyway; None leaves that to `flush` and `close`.  With
-        durability="fsync", `flush` and `close` (and the linger time) end with an fsync.
-        """
+        """See Partition.writer."""
         with self._view.lock:
-            self._next_offset()
+            self._active.next_offset()
         writer = Writer(
             self,
-            self.config,
-            self._ask_time,
+            self._view.config,
+            self._active.ask_time,
             batch_bytes=batch_bytes,
             compression=compression,
             compression_level=compression_level,
             linger=linger,
-            durability=self._durability if durability is None else durability,
+            durability=self._durability.level if durability is None else durability,
         )
         self._writers.add(writer)
         return writer
 
     def close_with(self, writer: Buffered) -> None:
-        """Have a writer that was made elsewhere closed with the log, as its own are."""
+        """Close a writer that was made elsewhere when the log is closed."""
         self._writers.add(writer)
 
+    def close_writers(self) -> None:
+        """Close the writers of this log.  Raises if one cannot write what it holds."""
+        for writer in list(self._writers):
+            writer.close()
+
+    def make_durable(self, offsets: range) -> None:
+        """Return when every record below the end of the range is on stable storage."""
+        self._durability.make_durable(offsets)
+
     def write_batches(self, batches: _native.Builder, tried: list[int] | None = None) -> range:
-        """Append the batches of a builder; for Writer.  `tried`: as of `write_produced`."""
+        """Append the batches of a builder.  Does not sync.  `tried` is as in `write_produced`."""
         batches._seal()
         try:
             with self._view.lock:
                 if tried is not None:
-                    tried[0] = self._next_offset()
+                    tried[0] = self._active.next_offset()
                 return self._write_locked(batches)
         except DiskFullError as error:
             self._explain_full(error, batches._size_bytes)
             raise
-
-
-def _layout(config: PartitionConfig) -> tuple[int, ...]:
-    """What an active segment is laid out by."""
-    return (
-        config.segment_bytes,
-        config.segment_ms,
-        config.segment_jitter_ms,
-        config.segment_index_bytes,
-        config.index_interval_bytes,
-    )

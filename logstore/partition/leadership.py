@@ -1,8 +1,8 @@
-"""Leadership: the epochs of a log that is written, and the file that keeps them.
+"""Leadership: the leader epochs of a log that is written, and the file that holds them.
 
-The epoch that appends carry, which a leader was promised, and the history: which epoch began where.
-An epoch is in the file before the first record that carries it can be seen.  A cut may take the
-latest out of the history; what was promised stays, and the next append puts it back.
+State: the epoch that appends carry, and the history (which epoch began at which offset).  An epoch
+is in the file before the first record that carries it can be read.  A cut may remove the latest
+epoch from the history.  `epoch` stays, and the next append adds it to the history again.
 
 The caller holds the log's lock.
 """
@@ -24,7 +24,7 @@ EPOCH_MAX = (1 << 31) - 1
 
 
 class Leadership:
-    """The epoch of the next append, and how it came to that."""
+    """The epoch of the next append, and the history of epochs."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -33,16 +33,16 @@ class Leadership:
     def _take(self, history: LeaderEpochs, epoch: int) -> None:
         self.history = history
         self.epoch = epoch
-        # Whether the history has what appends carry: they may not go before it does.
+        # Whether the history has `epoch`.  If not, `assign` is called before the next append.
         self.noted = history.latest == epoch
 
     def adopt(self, loaded: LoadedLog) -> None:
-        """What loading found; nothing is written."""
-        # What was promised stays so, even if no record of that epoch is there (yet, or any more).
+        """Take the epochs that loading found.  Write nothing."""
+        # The epoch counts even if the log has no record of it, or none any more.
         self._take(loaded.epochs, loaded.leader_epoch)
 
     def begin(self, loaded: LoadedLog) -> None:
-        """Make history, promise and file agree with a log that will be appended to."""
+        """Make history, epoch and file agree with a log that will be appended to."""
         history = loaded.epochs
         history.truncate_from_end(loaded.contents.next_offset)
         history.truncate_from_start(loaded.start_offset)
@@ -53,26 +53,26 @@ class Leadership:
         self.adopt(loaded)
 
     def assign(self, epoch: int, offset: int) -> None:
-        """Write down that `epoch` starts at `offset`: before the first record that carries it."""
+        """Record that `epoch` starts at `offset`, before the first record that carries it."""
         changed = LeaderEpochs(self.history.entries)
         if changed.assign(epoch, offset):
             write_leader_epochs(self._directory, changed.entries)
         self._take(changed, max(self.epoch, epoch))
 
     def note(self, starts: Iterable[tuple[int, int]]) -> None:
-        """Batches with these epochs are about to be written, at these offsets."""
+        """Record the epochs of batches that are about to be written: (epoch, offset) of each."""
         for epoch, offset in starts:
             if epoch != self.history.latest:
                 self.assign(epoch, offset)
 
     def begins_at_or_above(self, end_offset: int) -> bool:
-        """Whether a cut there takes an epoch out of the history."""
+        """Whether a cut there removes an epoch from the history."""
         return LeaderEpochs(self.history.entries).truncate_from_end(end_offset)
 
     def cut(self, end_offset: int) -> None:
-        """Forget epochs that start at or above a cut: before it is made, even if it cuts nothing.
+        """Remove epochs that start at or above a cut.  Call it before the cut, even an empty one.
 
-        The next append puts its own back, at the offset it then has.
+        The next append adds its own epoch again, at its offset.
         """
         changed = LeaderEpochs(self.history.entries)
         if changed.truncate_from_end(end_offset):
@@ -80,9 +80,9 @@ class Leadership:
             self._take(changed, self.epoch)
 
     def forget_below(self, start_offset: int, name: str) -> None:
-        """The log starts there now."""
+        """Remove epochs that end at or below the new start of the log."""
         if self.history.truncate_from_start(start_offset):
             try:
                 write_leader_epochs(self._directory, self.history.entries)
-            except OSError as error:  # the next open does the same to what it reads
+            except OSError as error:  # the next open removes them again
                 log.warning("%s: could not write its leader epochs: %s", name, str(error))

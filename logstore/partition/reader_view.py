@@ -1,11 +1,12 @@
-"""BesideWriter: the view of a log that another process writes.
+"""ReadOnlyView: the view of a log that another process may write.
 
-A reader takes no lock that its writer knows of.  It goes by three things in the directory: the
-version in the state file, which moves before and after every change that is more than an append;
-the plan file of a cut or a swap under way; and the sizes of files.  What was changed while it was
-loaded is loaded again, and what looked like damage is damage only when nothing of the three moved.
+The reader shares no lock with the writer.  It watches three things in the directory: the version in
+the state file, which the writer raises before and after every change that is more than an append;
+the plan file of a cut or a replacement; and the sizes of files.  If one of them changed during a
+load, the view loads the log again.  It reports damage only if none of the three changed between the
+start and the end of the read.
 
-State of its own, guarded by the view's `lock`: how often it loaded, and amid which change of files.
+State of its own, guarded by `lock`: the number of loads, and the plan that the last load saw.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from logstore.files.directory import Directory
 from logstore.files.names import segment_name
 from logstore.log.segment import Segment
 from logstore.log.state import DurableMark, PartitionState
-from logstore.partition.view import Cut, View
+from logstore.partition.view import Cut, LogView
 from logstore.recovery.failed_sync import FailedSync
 from logstore.recovery.loader import Claims, LoadedLog, load
 from logstore.recovery.report import RecoveryProgress
@@ -31,18 +32,18 @@ from logstore.recovery.swap_plan import SWAP_PLAN, SwapPlan
 from logstore.recovery.torn_tail import DAMAGE_MESSAGE
 from logstore.recovery.truncation_plan import TRUNCATION_PLAN
 
-__all__ = ["BesideWriter"]
+__all__ = ["ReadOnlyView"]
 
 log = logging.getLogger("logstore.partition")
 
 SETTLE_SECONDS = 0.5  # how long a reader waits for a truncation in another process
 POLL_SECONDS = 0.02  # how often a reader looks for what another process appended
-# What a reader finds a writer at; SWAP_AHEAD: planned, and the old files are still in their places.
+# The plan file that is there; SWAP_AHEAD: planned, but the old files still have their names.
 NO_PLAN, CUTTING, SWAP_AHEAD, SWAPPING = range(4)
 
 
-class BesideWriter(View):
-    """Keeps itself up with whoever appends, rolls, trims, cuts or rewrites."""
+class ReadOnlyView(LogView):
+    """Follows the appends, rolls, trims, cuts and replacements of another process."""
 
     readonly = True
 
@@ -58,7 +59,7 @@ class BesideWriter(View):
     # ---- loading ----
 
     def load(self, progress: RecoveryProgress | None) -> None:
-        """Take the log as it is now; again after every change that is more than an append."""
+        """Load the log.  Called again after every change that is more than an append."""
         loaded = self._load_settled(progress)
         self.adopt(loaded)
         active = loaded.segments[-1]
@@ -96,10 +97,10 @@ class BesideWriter(View):
         self.load(None)
 
     def _load_settled(self, progress: RecoveryProgress | None) -> LoadedLog:
-        """Load beside a writer: what was changed meanwhile is loaded again.
+        """Load the log; load it again if the writer changed it during the load.
 
-        A truncation under way is waited for; if its writer died, the log without what it was about
-        to cut is what there is until the next writer.
+        Waits for the end of a truncation.  If the writer died during it, the log ends before the
+        records that it was about to cut, until the next writer opens the log.
         """
         self._loads += 1
         deadline = time.monotonic() + SETTLE_SECONDS
@@ -128,7 +129,7 @@ class BesideWriter(View):
             time.sleep(SETTLE_SECONDS / 100)
 
     def _plan_now(self) -> int:
-        """Which change of files, planned by a writer, is under way."""
+        """Return which change of files a writer has planned and not finished."""
         if self.directory.exists(TRUNCATION_PLAN):
             return CUTTING
         if self.directory.exists(SWAP_PLAN):
@@ -141,13 +142,13 @@ class BesideWriter(View):
         return state is not None and state.version != self.version
 
     def _is_outdated(self) -> bool:
-        # The plan first: when it is gone again, the version has moved before.
+        # Check the plan first: the writer raises the version before it removes the plan.
         return self._plan_now() != self._plan_seen or self._version_moved()
 
     # ---- keeping up ----
 
     def look(self) -> None:
-        """See what another process has appended, rolled, trimmed or cut since the last look."""
+        """Notice what another process has appended, rolled, trimmed or cut since the last call."""
         self.check_usable()
         with self.lock:
             if self._version_moved():
@@ -169,7 +170,7 @@ class BesideWriter(View):
                     if found.position > file.end:
                         file.end = found.position
                         if found.producers and self._producers_loaded:
-                            # Before the end moves: what is seen is judged by what is known.
+                            # Before the end moves: a reader of the new batches needs this state.
                             self.producers.see(active, active.seen_end_offset, found.next_offset)
                         active.seen_end_offset = found.next_offset
                         continue
@@ -186,32 +187,32 @@ class BesideWriter(View):
 
     @property
     def durable_offset(self) -> int:
-        """What the writer has written down as durable."""
+        """The durable offset in the writer's files."""
         if self.closed:
             return self._durable_when_loaded
         return max(DurableMark.read(self.directory), self.recovery_point)
 
     @property
     def generation(self) -> int:
-        """Moves when the log was loaded anew."""
+        """A number that changes when the log was loaded again."""
         return self._loads
 
     def moved_since(self, generation: int) -> bool:
-        """Whether the log was cut, trimmed or rewritten; it has been loaded again by then.
+        """Whether the log was cut, trimmed or rewritten; if so, it has been loaded again.
 
-        What looked like damage before may have been a cut: a writer announces one before it cuts.
+        What the reader took for damage may be a cut: the writer announces a cut before it cuts.
         """
         self.check_usable()
         with self.lock:
             deadline = time.monotonic() + SETTLE_SECONDS
             while self._loads == generation:
-                plan = self._plan_now()  # first: when it is gone again, the version has moved
+                plan = self._plan_now()  # before the version: see _is_outdated
                 if plan != self._plan_seen or self._version_moved():
                     self._reload()
                 elif plan != CUTTING:
                     break
                 elif time.monotonic() > deadline:
-                    # Its writer died, or is slow: what it has cut since we looked is no damage.
+                    # The writer died or is slow: what it cut since the last load is no damage.
                     before = self._shape()
                     self._reload()
                     return self._shape() != before
@@ -225,10 +226,10 @@ class BesideWriter(View):
     # ---- reading ----
 
     def segment_for(self, offset: int) -> Segment:
-        """As a View does, once a sealed one's files are open and known to be the right ones."""
+        """As in LogView; the files of a sealed segment are open and known to be the right ones."""
         while True:
             self.check_usable()
-            bases, segments = self._snapshot  # once: another thread may load it anew
+            bases, segments = self._snapshot  # once: another thread may replace it
             segment = segments[max(0, bisect.bisect_right(bases, offset) - 1)]
             if not segment.sealed:
                 return segment
@@ -237,9 +238,9 @@ class BesideWriter(View):
                 return segment
 
     def _hold(self, segment: Segment) -> bool:
-        """Open a sealed segment's files while they are still those of the log we know.
+        """Open a sealed segment's files; True if they are those of the log that was loaded.
 
-        False when the writer has put others in their place: then the log was loaded anew.
+        False if the writer has replaced them: then the log is loaded again.
         """
         try:
             segment.file  # noqa: B018  opened, and kept
@@ -254,7 +255,7 @@ class BesideWriter(View):
         return False
 
     def wait_until(self, reached: Callable[[], bool], deadline: float | None) -> bool:
-        """Look again and again: nobody tells this process of appends."""
+        """Poll `reached`: appends of another process do not wake this one."""
         while not reached():
             left = POLL_SECONDS if deadline is None else deadline - time.monotonic()
             if left <= 0:

@@ -1,11 +1,11 @@
 """Scan: a lazy view of the records in [start, stop), read when it is iterated.
 
-Each iteration starts anew and sees the log as it is then.  Records, columns and raw batches come
-straight out of C iterators, one per segment, chained without a Python frame per record.  Memory is
-one read window per scan (a few while a long one reads ahead), and one chunk for columns, whatever
-the size of the log.
+Each iteration starts at the beginning and reads the log as it is then.  C iterators, one for each
+segment, return records, columns and raw batches; they are chained without a Python frame for each
+record.  A scan needs one read window (a few while a long scan reads ahead) and, for columns, one
+chunk.  Its memory does not depend on the size of the log.
 
-A scan is a view, not a cursor: give each thread its own iteration.
+A scan is a view, not a cursor: threads must not share one iteration.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["LocatedBatch", "Scan", "Skipped"]
 
 INT64_MAX = (1 << 63) - 1
-ROWS_MAX = 1 << 24  # a chunk has room for its rows in advance
-CHUNK_BYTES = 8 << 20  # a chunk of columns is full beyond this, however few its rows
+ROWS_MAX = 1 << 24  # memory for the rows of a chunk is allocated before it is filled
+CHUNK_BYTES = 8 << 20  # a chunk of columns with more bytes is full, even with few rows
 
 
 class Skipped(NamedTuple):
-    """A damaged stretch that ``on_corrupt="skip"`` passed over."""
+    """A damaged range of a file that ``on_corrupt="skip"`` skipped."""
 
     path: str
     position: int
@@ -46,7 +46,7 @@ class Skipped(NamedTuple):
 
 
 class LocatedBatch(NamedTuple):
-    """A record batch as it lies in its file."""
+    """A raw record batch, with its file and position."""
 
     path: str
     position: int
@@ -54,7 +54,7 @@ class LocatedBatch(NamedTuple):
 
 
 class Readable(Protocol):
-    """What a scan needs of a partition."""
+    """The interface of Reader that a scan uses."""
 
     @property
     def name(self) -> str: ...
@@ -66,17 +66,17 @@ class Readable(Protocol):
     def end_offset(self) -> int: ...
     @property
     def generation(self) -> int:
-        """Moves when the log changed by more than an append."""
+        """A number that changes when the log changed by more than an append."""
 
     def moved_since(self, generation: int) -> bool:
-        """Whether it did; what looked like damage then is to be looked at again."""
+        """Whether it changed since; then an error that looks like damage may be a change."""
 
     @property
     def cut(self) -> Cut:
         """The newest truncation."""
 
     def segment_for(self, offset: int) -> Segment:
-        """The segment with the greatest base offset at or below `offset`."""
+        """Return the segment with the greatest base offset at or below `offset`."""
 
     @property
     def last_stable_offset(self) -> int: ...
@@ -84,7 +84,7 @@ class Readable(Protocol):
     def wait_beyond(
         self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
     ) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False: the time is up.
+        """Wait until the end (the last stable offset) is beyond `offset`; False on timeout.
 
         With `cut`, a truncation after it ends the wait as well.
         """
@@ -113,7 +113,7 @@ class Scan:
         if max_records is not None and max_records < 0:
             raise ValueError(f"max_records must not be negative, not {max_records}")
         self._source = source
-        # No offset is that great, so that nothing is lost by it.
+        # No offset is greater than INT64_MAX: the limit changes no result.
         self._start = None if start is None else min(start, INT64_MAX)
         self._stop = None if stop is None else min(stop, INT64_MAX)
         self._follow = follow
@@ -123,7 +123,7 @@ class Scan:
         self._skips_lost = on_lost == "skip"
         self._committed = committed
         self._current: _native.SegmentScan | None = None
-        self._reached: int | None = None  # where an iteration stands that has no current segment
+        self._reached: int | None = None  # the position of an iteration between two segments
         self._skipped: list[Skipped] = []
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Scan:
 
     @property
     def next_offset(self) -> int:
-        """Where the latest iteration stands: start a scan here to go on with what comes next."""
+        """The offset after the last record of the latest iteration: start the next scan here."""
         if self._current is not None:
             return self._current.next_offset
         if self._reached is not None:
@@ -142,7 +142,7 @@ class Scan:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """The damage that the latest iteration passed over, with ``on_corrupt="skip"``."""
+        """The damage that the latest iteration skipped, with ``on_corrupt="skip"``."""
         current = [] if self._current is None else self._skipped_by(self._current)
         return self._skipped + current
 
@@ -166,7 +166,7 @@ class Scan:
         *,
         fields: Sequence[str] | None = None,
     ) -> Iterator[Columns]:
-        """Chunks of at most `rows` records as arrays; `fields` limits what is decoded.
+        """Yield chunks of at most `rows` records as arrays; `fields` limits what is decoded.
 
         A chunk ends early beyond 8 MiB of keys or values.  Long scans read ahead in a thread of
         their own.
@@ -190,7 +190,7 @@ class Scan:
             if left <= 0:
                 return
             if self._follow and chunk.rows:
-                # What has arrived is handed out before waiting for more.
+                # Yield the rows that have arrived before waiting for more.
                 left -= chunk.rows
                 yield Columns(chunk.finish())
                 chunk = _native.ColumnBuilder(mask, max(1, min(rows, left)), CHUNK_BYTES, hint)
@@ -198,13 +198,13 @@ class Scan:
             yield Columns(chunk.finish())
 
     def _only_segment_scan(self) -> _native.SegmentScan | None:
-        """The C iterator itself, when all that is wanted lies in one segment."""
+        """Return the C iterator itself if the whole range is in one segment, else None."""
         start = self._first_offset()
         stop = start + self._span()
         if start >= stop:
             return None
         if self._source.readonly:
-            return None  # whoever writes in another process may cut the log: see below
+            return None  # another process may cut the log: _segment_scans checks for that
         segment = self._source.segment_for(start)
         if segment.base_offset > start or segment.end_offset < stop:
             return None
@@ -212,23 +212,23 @@ class Scan:
         try:
             self._current = self._open(segment, start, stop)
         except FileNotFoundError:
-            return None  # deleted just now: the longer way tells what that means
+            return None  # deleted just now: _segment_scans finds out why
         return self._current
 
     def _span(self) -> int:
-        """How many offsets this scan covers now."""
+        """Return how many offsets this scan covers now."""
         stop = self._end()
         return (stop if self._stop is None else min(stop, self._stop)) - self._first_offset()
 
     def to_arrow(self, *, fields: Sequence[str] | None = None) -> pa.Table:
-        """All records as one Arrow table: offset, timestamp, key, value, headers."""
+        """Return all records as one Arrow table: offset, timestamp, key, value, headers."""
         self._must_end("to_arrow")
         pa = needed("pyarrow", "to_arrow", "arrow")
         batches = [chunk.to_arrow() for chunk in self.columns(fields=fields)]
         return pa.Table.from_batches(batches, schema=arrow_schema(fields))
 
     def to_pandas(self, *, fields: Sequence[str] | None = None) -> pd.DataFrame:
-        """All records as a pandas DataFrame; values and keys are bytes objects."""
+        """Return all records as a pandas DataFrame; values and keys are bytes objects."""
         self._must_end("to_pandas")
         needed("pandas", "to_pandas", "pandas")
         return self.to_arrow(fields=fields).to_pandas()
@@ -240,38 +240,38 @@ class Scan:
     # ---- raw ----
 
     def batches(self) -> Iterator[bytes]:
-        """Whole record batches as they lie in the files, control batches too.
+        """Yield the raw record batches of the files, control batches too.
 
-        With isolation "read_committed", those of aborted transactions are left out.
+        With isolation "read_committed", batches of aborted transactions are left out.
         """
         return (batch.raw for batch in self.located_batches())
 
     def _producer_batches(self) -> Iterator[bytes]:
-        """Headers of the batches with a producer id; control batches whole."""
+        """Yield the headers of batches with a producer id; control batches whole."""
         for scan in self._segment_scans():
             while (raw := scan.next_producer()) is not None:
                 yield raw
 
     def located_batches(self) -> Iterator[LocatedBatch]:
-        """As `batches`, with the file and the byte position of each."""
+        """Yield the same batches as `batches`, with the file and the byte position of each."""
         for scan in self._segment_scans():
             path = scan.path
             while (raw := scan.next_raw()) is not None:
                 yield LocatedBatch(path, scan.position - len(raw), raw)
 
-    # ---- how ----
+    # ---- segment by segment ----
 
     def _end(self) -> int:
-        """As far as this scan may read now."""
+        """Return the offset up to which this scan may read now."""
         return self._source.last_stable_offset if self._committed else self._source.end_offset
 
     def _first_offset(self) -> int:
-        """Where an iteration begins; raises if that was deleted, unless `on_lost` is "skip"."""
+        """Return the first offset; raise if it was deleted, unless `on_lost` is "skip"."""
         start = self._source.start_offset
         if self._start is None:
             return start
         if self._start < start and not self._skips_lost:
-            raise self._fell_behind(self._start)
+            raise self._deleted_error(self._start)
         return max(self._start, start)
 
     def _skipped_by(self, scan: _native.SegmentScan) -> list[Skipped]:
@@ -282,9 +282,9 @@ class Scan:
         ]
 
     def _segment_scans(self) -> Iterator[_native.SegmentScan]:
-        """One C iterator per segment; while following, the same one again when it has more."""
+        """Yield a C iterator for each segment; if following, the same again when it has more."""
         source = self._source
-        cut = source.cut  # before anything is read: a truncation from now on is noticed
+        cut = source.cut  # before the first read: later truncations are noticed
         offset = self._first_offset()
         stop = self._stop
         if stop is None:
@@ -302,10 +302,10 @@ class Scan:
                 continue
             if offset < source.start_offset:
                 if not self._skips_lost:
-                    raise self._fell_behind(offset)
+                    raise self._deleted_error(offset)
                 offset = self._reached = source.start_offset
                 continue
-            # Committed readers know no further than the limit what was aborted: they open anew.
+            # Which transactions were aborted is known up to `limit` only: open again after it.
             limit = min(stop, limit) if self._committed else stop
             generation = source.generation
             try:
@@ -315,7 +315,7 @@ class Scan:
             except FileNotFoundError:
                 lost = offset < source.start_offset
                 if not source.moved_since(generation) or (lost and not self._skips_lost):
-                    raise self._fell_behind(offset) from None
+                    raise self._deleted_error(offset) from None
                 continue
             scan.moved = functools.partial(source.moved_since, generation)
             self._current = scan
@@ -323,13 +323,13 @@ class Scan:
                 yield scan
                 offset = max(offset, scan.next_offset)
                 if self._is_stale(scan, cut):
-                    break  # it ended at a cut, not at the end it knew: look again from here
+                    break  # it ended at a cut: look for the segment again from here
                 if self._committed:
                     ends = segment.next_base
                     offset = max(offset, limit if ends is None else min(limit, ends))
                     break
                 if segment.sealed:
-                    # What was appended just before the roll is still in this segment.
+                    # Records that were appended just before the roll are in this segment.
                     yield scan
                     offset = max(offset, scan.next_offset)
                     if not self._is_stale(scan, cut):
@@ -340,7 +340,7 @@ class Scan:
                 if not self._wait_beyond(offset, cut):
                     return
                 if source.segment_for(offset) is not segment or segment._file is not file:
-                    break  # the log was cut or loaded anew: that file is not its end any more
+                    break  # the log was cut or loaded again: its end is in another file now
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
 
@@ -368,8 +368,8 @@ class Scan:
             aborted = pack_aborted(self._source.aborted_transactions(offset, end))
         return segment.scan(offset, stop, on_corrupt=self._on_corrupt, aborted=aborted)
 
-    def _fell_behind(self, offset: int) -> OffsetOutOfRangeError:
-        """Records were trimmed away before this reader got to them."""
+    def _deleted_error(self, offset: int) -> OffsetOutOfRangeError:
+        """Return the error for records that were deleted before this scan read them."""
         source = self._source
         return OffsetOutOfRangeError(
             offset, start=source.start_offset, end=source.end_offset, where=source.name

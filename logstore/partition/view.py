@@ -1,15 +1,16 @@
-"""View: what the readers of an open log go by.
+"""LogView: the state of an open log that readers use.
 
-Its segments, as one immutable snapshot; where it starts; the producers of its transactions.
-Readers take no lock: they take the snapshot as it is, and go no further into a file than what was
-published after it was written.
+It holds the segments as one immutable snapshot, the start offset, and the state of the producers.
+Readers take no lock.  They take the snapshot as it is at that moment, and read a file only up to
+the end that was published after the bytes were written.
 
-`lock` is the one lock of a log: it serialises appends, rolls and cuts, and whoever changes what is
-here holds it.  A reader takes it only to note which sealed segments are in use, and to load what
-nobody has asked for before.  `_appended` is for waiting alone; nothing else is taken under it that
-could wait for an append.
+`lock` is the lock of the log.  It serialises appends, rolls and cuts, and every change of a field
+here happens under it, through a method.  A reader takes it only to note which sealed segments are
+in use, and to load the producer state on first use.  `_following` is held for moments, to wake and
+to count threads that wait for an append.
 
-A view knows no way to change a log: see WritableLog.  One beside a writer is a BesideWriter.
+A view cannot change the log: see ActiveLog.  The view of a log that another process writes is a
+ReadOnlyView.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from logstore.recovery.loader import LoadedLog
 from logstore.recovery.report import RecoveryReport
 from logstore.waking import Notice
 
-__all__ = ["Cut", "View"]
+__all__ = ["Cut", "LogView"]
 
 WARM_SEGMENTS = 32  # sealed segments that keep descriptor and indexes in memory
 RECENT_CUTS = 16  # truncations that a reader in another process may miss and still locate
@@ -41,8 +42,8 @@ RECENT_CUTS = 16  # truncations that a reader in another process may miss and st
 class Cut:
     """One truncation of a log, linked to the truncations after it.
 
-    `View.cut` is the newest.  A reader keeps the Cut that was the newest when it chose its
-    position.  The log was truncated since if `View.cut` is another object, and `lowest_since` is
+    `LogView.cut` is the newest.  A reader keeps the Cut that was the newest when it chose its
+    position.  The log was truncated since if `LogView.cut` is another object, and `lowest_since` is
     the lowest offset that the log ended at since.  Cuts that no reader keeps are freed.
     """
 
@@ -52,7 +53,7 @@ class Cut:
         self.offset = offset  # the end of the log after this truncation
         self.number = number  # truncations of the log so far
         self.recent = recent[-RECENT_CUTS:]  # the offsets of the newest ones, oldest first
-        self._next: Cut | None = None  # assigned once, by `View.add_cut`
+        self._next: Cut | None = None  # assigned once, by `LogView.add_cut`
 
     def lowest_since(self) -> int | None:
         """Return the lowest offset of the truncations after this one; None if there is none."""
@@ -63,8 +64,8 @@ class Cut:
         return lowest
 
 
-class View:
-    """The log as its own process sees it: whoever changes it, changes this with it."""
+class LogView:
+    """The view of a log that this process writes.  ActiveLog changes it with each change."""
 
     readonly = False
 
@@ -78,19 +79,19 @@ class View:
         self.forked = False
         self.report = RecoveryReport()
         self.start_offset = 0
-        self.dense_from = 0  # from here on no offset is missing, but by damage
-        self.version = 0  # moves with every change that is more than an append
+        self.dense_from = 0  # every offset >= dense_from exists unless the log is corrupt
+        self.version = 0  # raised by every change that is more than an append
         self.cut = Cut(0, 0, ())  # replaced by every truncation, once the records are gone
         self.aborts_known = True  # no list of aborted transactions is missing
-        self.limit = INT64_MAX  # after a failed fsync: what lies above was perhaps never written
-        self.recovery_point = 0  # all below was checked, and is on stable storage
-        # Replaced as one: base offsets, and the segments that have them.
+        self.limit = INT64_MAX  # after a failed fsync: records above it may not be on the disk
+        self.recovery_point = 0  # all batches below it are valid and on stable storage
+        # Base offsets, and the segments that have them; replaced together.
         self._snapshot: tuple[list[int], tuple[Segment, ...]] = ([], ())
         self._warm: collections.OrderedDict[int, Segment] = collections.OrderedDict()
         self.producers = self._new_producers(readonly=True)
         self._producers_loaded = False
-        self.followers = 0  # threads that wait for more
-        self._following = threading.Lock()  # of followers and listeners, for moments only
+        self.followers = 0  # threads and listeners that wait for an append
+        self._following = threading.Lock()  # guards followers and listeners
         self._appended = Notice()
         self._listeners: tuple[Callable[[], object], ...] = ()
 
@@ -99,8 +100,15 @@ class View:
         """``topic-N``."""
         return f"{self.topic}-{self.number}"
 
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<Partition {self.name} closed>"
+        mode = " readonly" if self.readonly else ""
+        end = self.segments[-1].end_offset if self.segments else 0
+        return f"<Partition {self.name} [{self.start_offset}, {end}){mode}>"
+
     def check_usable(self) -> None:
-        """Raise unless it is open, in the process that opened it."""
+        """Raise unless the log is open, in the process that opened it."""
         if self.forked:
             raise ForkedHandleError(
                 f"{self.name} was opened before a fork: open it again in this process "
@@ -110,24 +118,31 @@ class View:
             raise ClosedError(f"{self.name} is closed")
 
     def abandon_in_child(self) -> None:
-        """After fork: locks may be held by threads that do not exist here."""
+        """After fork: replace the locks, which threads that do not exist here may hold."""
         self.forked = True
         self.lock = threading.RLock()
-        self._following = threading.Lock()  # of followers and listeners, for moments only
+        self._following = threading.Lock()
         self._appended = Notice()
 
     # ---- keeping up ----
 
     def look(self) -> None:
-        """Take in what happened to the log since.  Here, whoever did it has told us."""
+        """Notice changes by another process.  There are none here: this process is the writer."""
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next record gets."""
+        self.look()
+        self.check_usable()
+        return min(self.segments[-1].end_offset, self.limit)
 
     @property
     def generation(self) -> int:
-        """Moves when the log changed by more than an append."""
+        """A number that changes when the log changed by more than an append."""
         return self.version
 
     def moved_since(self, generation: int) -> bool:
-        """Whether the log was cut, trimmed or rewritten since."""
+        """Whether the log was cut, trimmed or rewritten since `generation` was read."""
         self.check_usable()
         with self.lock:
             return self.generation != generation
@@ -142,7 +157,7 @@ class View:
         self.cut = cut
 
     def adopt(self, loaded: LoadedLog) -> None:
-        """What loading found, but for the segments."""
+        """Take what loading found, except the segments: see `publish`."""
         self.report = loaded.report
         self.start_offset = loaded.start_offset
         self.dense_from = loaded.dense_from
@@ -150,6 +165,47 @@ class View:
         self.recovery_point = loaded.recovery_point
         self.aborts_known = loaded.aborts_known
         self._adopt_cuts(loaded)
+
+    # ---- changes.  Each requires the lock, except `limit_to`: see Durability.fail ----
+
+    def close(self) -> None:
+        """Refuse every use from now on.  Files stay open: see `close_files`."""
+        self.closed = True
+
+    def next_version(self) -> None:
+        """Announce a change that is more than an append to readers of this process."""
+        self.version += 1
+
+    def bounds(self) -> tuple[int, int, int]:
+        """Return start offset, version and recovery point, for `restore`."""
+        return self.start_offset, self.version, self.recovery_point
+
+    def restore(self, bounds: tuple[int, int, int]) -> None:
+        """Undo a change of them that could not be made durable."""
+        self.start_offset, self.version, self.recovery_point = bounds
+
+    def advance_start(self, start_offset: int) -> None:
+        """Raise the start offset.  It never falls."""
+        self.start_offset = max(self.start_offset, start_offset)
+
+    def move_recovery_point(self, offset: int) -> None:
+        """Set the recovery point: raise it after a sync, lower it before a cut."""
+        self.recovery_point = offset
+
+    def allow_gaps_below(self, offset: int) -> None:
+        """Raise `dense_from`: offsets below `offset` may be missing without damage."""
+        self.dense_from = max(self.dense_from, offset)
+
+    def limit_to(self, offset: int) -> None:
+        """Hide the records at and above `offset`: an fsync failed."""
+        self.limit = offset
+
+    def reconfigure(self, config: PartitionConfig) -> bool:
+        """Replace the settings; True if the active segment cannot have them: it is to be rolled."""
+        before, self.config = self.config, config
+        for segment in self.segments:
+            segment.config = config
+        return _layout(before) != _layout(config)
 
     def _adopt_cuts(self, loaded: LoadedLog) -> None:
         recent = loaded.cut_offsets
@@ -159,7 +215,7 @@ class View:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The snapshot; the last is the one appended to."""
+        """The snapshot; the last segment is the active one."""
         return self._snapshot[1]
 
     def publish(self, segments: Iterable[Segment]) -> None:
@@ -168,16 +224,16 @@ class View:
         self._snapshot = ([segment.base_offset for segment in ordered], ordered)
 
     def number_of(self, offset: int) -> int:
-        """Which segment `segment_for` would return; for someone who holds the lock."""
+        """Return the index of the segment that `segment_for` returns.  Requires the lock."""
         return max(0, bisect.bisect_right(self._snapshot[0], offset) - 1)
 
     def segment_for(self, offset: int) -> Segment:
-        """The segment with the greatest base offset at or below `offset`."""
+        """Return the segment with the greatest base offset at or below `offset`."""
         self.check_usable()
         return self.find_segment(offset)
 
     def find_segment(self, offset: int) -> Segment:
-        """The same, of a view that was found usable just now."""
+        """The same, without `check_usable`: the caller has called it."""
         bases, segments = self._snapshot
         segment = segments[max(0, bisect.bisect_right(bases, offset) - 1)]
         if segment.next_base is not None:
@@ -185,12 +241,12 @@ class View:
         return segment
 
     def make_segment(self, base_offset: int, dense: bool) -> Segment:
-        """A segment of this log; not one of the snapshot yet."""
+        """Return a segment of this log that is not in the snapshot yet."""
         return Segment(self.directory, base_offset, topic=self.topic, number=self.number,
                        config=self.config, dense=dense)  # fmt: skip
 
     def keep_warm(self, segment: Segment) -> None:
-        """Bound the descriptors and indexes that sealed segments hold."""
+        """Keep the files of a sealed segment open; close those of the least recently used one."""
         warm = self._warm
         base = segment.base_offset
         if base in warm:
@@ -205,16 +261,16 @@ class View:
                     coldest.release()
 
     def is_warm(self, segment: Segment) -> bool:
-        """Whether its files have been opened through `keep_warm`, and not been let go since."""
+        """Whether `keep_warm` holds its files open."""
         return segment.base_offset in self._warm
 
     def let_cool(self, segments: Iterable[Segment]) -> None:
-        """These are no segments of the log any more, or have other files."""
+        """Forget segments that are deleted or have other files now."""
         for segment in segments:
             self._warm.pop(segment.base_offset, None)
 
     def close_files(self) -> None:
-        """Close what the segments hold open; whoever reads from them then raises ClosedError."""
+        """Close the files of all segments.  A scan that reads from them raises ClosedError."""
         for segment in self.segments:
             if segment._file is not None:
                 segment._file.close()
@@ -239,7 +295,7 @@ class View:
         clean: bool,
         quiet_from: int = INT64_MAX,
     ) -> None:
-        """Producer state at the end of the log; needs the segments' files, not the writer."""
+        """Load the producer state at the end of the log.  Reads the segments' files."""
         producers = self._new_producers(readonly=readonly)
         names = list(names)
         trusted = self.recovery_point
@@ -247,7 +303,7 @@ class View:
         if not self.aborts_known:
             trusted = self.segments[0].base_offset
         elif not clean and segment_name(last, ".txnindex") not in names:
-            # Whether it never had one or lost it, nothing tells: its batches do.
+            # The index may never have existed, or a crash lost it: read the batches instead.
             trusted = min(trusted, last)
         producers.load(
             self.segments,
@@ -258,22 +314,22 @@ class View:
             quiet_from=quiet_from,
         )
         self.report.snapshots_discarded += producers.discarded
-        self.producers = producers  # only now: readers use it
+        self.producers = producers  # only when loaded: readers use it without a lock
         self._producers_loaded = True
 
     def known_producers(self) -> Producers:
-        """The producer state.  Most readers never ask for it: the first to do so loads it."""
+        """Return the producer state.  The first reader that needs it loads it."""
         self.check_usable()
         while not self._producers_loaded:
             with self.lock:
                 if not self._producers_loaded:
                     generation = self.generation
                     try:
-                        # One that is written has loaded it on opening: this one writes nothing.
+                        # A log that is written has loaded it when it was opened: write nothing.
                         end = self.segments[-1].end_offset
                         self.load_producers(end, self.directory.names(), readonly=True, clean=False)
                     except (CorruptLogError, FileNotFoundError):
-                        # Beside a writer that cuts: then there is a new end, and a new try.
+                        # The writer of another process cut the log: try again with its new end.
                         if not self.moved_since(generation):
                             raise
         return self.producers
@@ -281,7 +337,7 @@ class View:
     # ---- following ----
 
     def wait_until(self, reached: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until appends have `reached` something; False: the time is up."""
+        """Wait until `reached()` is true; False if `deadline` passed.  Appends wake this thread."""
         counted = False
         try:
             with self._following:
@@ -302,7 +358,7 @@ class View:
                     self.followers -= 1
 
     def wake_followers(self) -> None:
-        """Let those who wait look again."""
+        """Make the threads that wait check again, and call the listeners."""
         with self._following:
             self._appended.wake()
             listeners = self._listeners
@@ -310,19 +366,30 @@ class View:
             heard()
 
     def listen(self, heard: Callable[[], object]) -> None:
-        """Have `heard` called after every append, and when the log is closed.
+        """Call `heard` after every append, and when the log is closed.
 
-        It is called by whoever appends, perhaps under the log's lock: it must only pass on that
-        something happened.
+        `heard` runs in the thread that appends, perhaps under the log's lock: it must return at
+        once, for example after it set a flag.  Appends of another process do not call it.
         """
         with self._following:
             self._listeners += (heard,)
             self.followers += 1
 
     def unlisten(self, heard: Callable[[], object]) -> None:
-        """Call it no more; one that does not listen is no error."""
+        """Stop calling `heard`.  One that does not listen is no error."""
         with self._following:
             left = tuple(each for each in self._listeners if each != heard)
             gone = len(self._listeners) - len(left)
             self.followers -= gone
             self._listeners = left
+
+
+def _layout(config: PartitionConfig) -> tuple[int, ...]:
+    """Return the settings that an active segment cannot change."""
+    return (
+        config.segment_bytes,
+        config.segment_ms,
+        config.segment_jitter_ms,
+        config.segment_index_bytes,
+        config.index_interval_bytes,
+    )

@@ -1,11 +1,11 @@
-"""Writer: buffered appends.  Records become batches, batches are handed to the log in order.
+"""Writer: buffered appends.  Records are encoded into batches, batches are written in order.
 
-A writer never pretends: what it still holds is not in the log.  `flush`, `close` and the end of a
-`with` block hand everything over, or raise; after an error that left the log unchanged (a full
-disk) the records are still held, and flushing again tries again.
+Records that a writer holds are not in the log.  `flush`, `close` and the end of a `with` block
+write all of them, or raise.  After an error that left the log unchanged (a full disk) the writer
+still holds the records, and the next flush writes them.
 
-Threads may share a writer.  Appending blocks while a full buffer is written: that is the
-back-pressure, and the bound on memory.
+Threads may share a writer.  `append` blocks while a full buffer is written: this bounds memory.
+`_order` serialises the writing; it is taken before the log's lock.
 """
 
 from __future__ import annotations
@@ -24,28 +24,34 @@ from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendE
 from logstore.format.encoder import builder_settings, codec_number
 from logstore.waking import Gate, uninterrupted
 
-__all__ = ["Writer"]
+__all__ = ["Buffered", "Writer"]
 
-WRITE_BYTES = 1 << 19  # handed over in one system call
+WRITE_BYTES = 1 << 19  # written in one system call
 
 
 class Target(Protocol):
-    """What a writer needs of a partition."""
+    """The interface of Appender that a writer uses."""
 
     @property
     def name(self) -> str: ...
     def write_batches(self, batches: _native.Builder, /) -> range:
-        """Append batches; an empty builder afterwards means that they are in the log."""
+        """Append batches.  If the builder is empty afterwards, they are in the log."""
 
     def make_durable(self, offsets: range, /) -> None:
         """Return when the log is on stable storage up to the end of the range."""
+
+
+class Buffered(Protocol):
+    """An object that holds records for a log, and writes them when it is closed."""
+
+    def close(self) -> None: ...
 
 
 class Writer(_native.Builder, Closeable):
     """Buffered appends to one partition.  Made by ``partition.writer()``; use it in a ``with``.
 
     ``append(value, *, key=None, headers=(), timestamp=None)`` and ``extend(records)`` add records;
-    both return None: a record has its offset only when it is handed over.
+    both return None: a record gets its offset when it is written.
     """
 
     def __new__(
@@ -76,10 +82,10 @@ class Writer(_native.Builder, Closeable):
         durability: str,
         **options: object,
     ) -> None:
-        self._closed = True  # until all is in place: see __del__
+        self._closed = True  # until __init__ ends: see __del__
         self._target = target
         self._fsync = wants_fsync(durability)
-        self._order = threading.RLock()  # one hand-over at a time, in order
+        self._order = threading.RLock()  # one write at a time, in order
         self._generation = _native.fork_generation()
         self._unwritten: list[_native.Builder] = []
         self._failure: IndeterminateAppendError | None = None
@@ -111,7 +117,7 @@ class Writer(_native.Builder, Closeable):
         return self._records + sum(taken._records for taken in self._unwritten)
 
     def flush(self) -> None:
-        """Hand over everything, and with durability="fsync" wait until it is on disk."""
+        """Write all records, and with durability="fsync" wait until they are on disk."""
         if self._closed:
             raise ClosedError("the writer is closed")
         self._hand_over()
@@ -119,13 +125,13 @@ class Writer(_native.Builder, Closeable):
             self._target.make_durable(self._offsets)
 
     def close(self) -> None:
-        """Flush, and take no more records.  If it raises, the writer is still open."""
+        """Flush, and refuse further records.  If it raises, the writer is still open."""
         if self._closed:
             return
         self._check_fork()
         with self._order:
             self.flush()
-            # Records that other threads added since then: none are left behind.
+            # Write records that other threads added after the flush.
             self._close()
             self._hand_over()
             if self._fsync and self._offsets:
@@ -146,13 +152,13 @@ class Writer(_native.Builder, Closeable):
                 )
 
     def _hand_over(self) -> None:
-        """Write all that is held.  Also called by append when the buffer is full."""
+        """Write all records that are held.  `append` calls it when the buffer is full."""
         self._check_fork()
         with self._order:
             if self._failure is not None:
                 raise self._failure
             again = bool(self._unwritten)  # an error or an interrupt left these
-            if not again:  # else these are first, and memory stays bounded
+            if not again:  # else write these first: memory stays bounded
                 self._take(self._unwritten)
             while self._unwritten:
                 taken = self._unwritten[0]
@@ -161,8 +167,8 @@ class Writer(_native.Builder, Closeable):
                 except IndeterminateAppendError as error:
                     self._failure = error  # trying again could write twice
                     raise
-                # After an interrupt the builder is perhaps written and empty: flush syncs up to
-                # the end of the log then.
+                # After an interrupt the builder may be written and empty: then flush syncs up to
+                # the end of the log.
                 if written or again:
                     self._offsets = range(self._offsets.start, written.stop)
                 del self._unwritten[0]
@@ -179,17 +185,17 @@ class Writer(_native.Builder, Closeable):
             )
 
     def _hand_over_if_idle(self, seen: int) -> int:
-        """Flush when nothing was handed over since `seen`; the count to compare with next time."""
+        """Flush if nothing was written since `seen`; return the count for the next call."""
         if seen == self._hand_overs and self.pending and not self._closed:
-            # An error is not lost: the records are still held, or the failure is remembered, so
-            # the user's own next append, flush or close meets it.
+            # An error is not lost: the records are still held, or `_failure` is set.  The next
+            # append, flush or close of the user raises it.
             with contextlib.suppress(OSError, ValueError):
                 self.flush()
         return self._hand_overs
 
 
 def _hand_over_lingering(writer: weakref.ref[Writer], ended: Gate, interval: float) -> None:
-    """The linger thread: looks twice per linger time, and holds no writer alive meanwhile."""
+    """The linger thread: checks twice in each linger time.  It refers to the writer weakly."""
     seen = -1
     while not ended.wait(interval):
         held = writer()

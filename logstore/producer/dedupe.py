@@ -94,7 +94,7 @@ class DedupeWindow:
         oldest = now_ms - self.window_ms
         while True:
             # Read the generation first: a record is noted with one that is not newer than the scan.
-            generation = partition.generation
+            generation = partition.parts.view.generation
             start = min(
                 partition.offset_for_time(max(0, oldest)),
                 max(partition.start_offset, partition.end_offset - self.records_max),
@@ -103,7 +103,7 @@ class DedupeWindow:
                 records = _settled_records(partition, start)
                 break
             except OffsetOutOfRangeError:
-                if not partition.moved_since(generation):
+                if not partition.parts.view.moved_since(generation):
                     raise
                 # The log was truncated or trimmed during the scan: read it again.
         for record in records:
@@ -127,7 +127,7 @@ class DedupeWindow:
 
         Read it before the record is put, and pass it to `note`: a truncation in between is noticed.
         """
-        return self.topic[number].generation
+        return self.topic[number].parts.view.generation
 
     def find(self, dedupe_id: bytes, now_ms: int, asking: TransactionKey | None) -> Delivery | None:
         """Return the delivery of an id; None if the id is not known.  With `lock` held.

@@ -76,11 +76,12 @@ class Lane(_native.Builder):
         settings = builder_settings(
             config, codec, compression_level, batch_bytes=batch_bytes, write_bytes=WRITE_BYTES
         )
-        return super().__new__(cls, **settings, clock=partition._ask_time)
+        return super().__new__(cls, **settings, clock=partition.parts.active.ask_time)
 
     def __init__(self, owner: LaneOwner, partition: Partition, **options: object) -> None:
         self.owner = owner
-        self.partition = partition
+        self.partition = partition  # also keeps it from being closed as idle
+        self._appender = partition.parts.appender
         self.topic = partition.topic
         self.number = partition.number
         self.sequence = 0
@@ -164,9 +165,9 @@ class Lane(_native.Builder):
         transactional = self.owner.enlist(self)
         producer_id, epoch = self.owner.identity
         if producer_id < 0:
-            self.partition.write_batches(taken, tried=self._tried)
+            self._appender.write_batches(taken, tried=self._tried)
         else:
-            self.partition.write_produced(
+            self._appender.write_produced(
                 taken,
                 producer_id=producer_id,
                 producer_epoch=epoch,
@@ -246,7 +247,7 @@ class Lane(_native.Builder):
             return
         end = unsettled[-1].end_offset
         try:
-            self.partition.make_durable(range(unsettled[0].first_offset, end))
+            self._appender.make_durable(range(unsettled[0].first_offset, end))
         except InterruptedAppendError:
             raise
         except (IndeterminateAppendError, ClosedError) as error:
@@ -264,7 +265,7 @@ class Lane(_native.Builder):
 
     def make_durable(self) -> None:
         """Wait until all records that the lane wrote are durable."""
-        self.partition.make_durable(range(self.end_offset, self.end_offset))
+        self._appender.make_durable(range(self.end_offset, self.end_offset))
 
     def close(self) -> None:
         """Write all records and finish them; called by the partition before it closes."""

@@ -140,14 +140,14 @@ class Router:
                         compression_level=self._compression_level,
                     )
                     lane.sequence = self._first_sequence(lane)
-                    partition.close_with(lane)
+                    partition.parts.appender.close_with(lane)
                     route.lanes[number] = lane
         return lane
 
     def _first_sequence(self, lane: Lane) -> int:
         """Return 0, or the next sequence if the producer wrote to the partition before a reopen."""
         producer_id, epoch = self._producer.identity
-        entry = None if producer_id < 0 else lane.partition.known_producer(producer_id)
+        entry = None if producer_id < 0 else lane.partition.parts.reader.known_producer(producer_id)
         if entry is None or entry.epoch != epoch:
             return 0
         return increment_sequence(entry.last_sequence, 1)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from logstore.partition.active_log import WritableLog
+from logstore.partition.durability import Durability
 from logstore.root.checkpoints import TopicPartition
 from logstore.store.topic_table import TopicTable
 
@@ -23,7 +23,7 @@ __all__ = ["TransactionCheck", "check_transaction_of", "reclaimable_of", "suspec
 TransactionCheck = Callable[["Store", int, int, TopicPartition], None]
 
 
-def suspect_others_of(table: TopicTable) -> Callable[[WritableLog], None]:
+def suspect_others_of(table: TopicTable) -> Callable[[Durability], None]:
     """Return what a partition calls after a failed fsync.
 
     Every other open partition then ends its next append with an fsync: the files of all may be on
@@ -31,11 +31,12 @@ def suspect_others_of(table: TopicTable) -> Callable[[WritableLog], None]:
     """
     weak = weakref.ref(table)
 
-    def suspect(failed: WritableLog) -> None:
+    def suspect(failed: Durability) -> None:
         held = weak()
         for partition in [] if held is None else held.opened_partitions():
-            if partition is not failed and not partition.closed and not partition.readonly:
-                partition.suspect()
+            durability = partition.parts.active.durability
+            if durability is not failed and not partition.closed and not partition.readonly:
+                durability.suspect()
 
     return suspect
 
@@ -47,7 +48,7 @@ def reclaimable_of(table: TopicTable) -> Callable[[], int]:
     def reclaimable() -> int:
         held = weak()
         partitions = [] if held is None else held.opened_partitions()
-        return sum(p.reclaimable_bytes() for p in partitions if not p.closed)
+        return sum(p.parts.cutter.reclaimable_bytes() for p in partitions if not p.closed)
 
     return reclaimable
 

@@ -38,7 +38,7 @@ from logstore.files.directory import Directory
 from logstore.files.disk_reserve import Reserve
 from logstore.files.filesystem import require_safe
 from logstore.files.lock import DirectoryLock
-from logstore.partition.partition import Partition
+from logstore.partition.partition import Partition, open_in_store
 from logstore.partitioner import Partitioner
 from logstore.recovery.report import RecoveryProgress
 from logstore.root.catalogue import Catalogue
@@ -205,7 +205,7 @@ class Store(Mapping[str, Topic], Closeable):
         if self._partitions_opened % 64 == 0:
             make_room_for_files(self._partitions_opened + 64)
         try:
-            partition = Partition.open_in_store(
+            partition = open_in_store(
                 self._directory,
                 f"{name}-{number}",
                 lock=self._owner,
@@ -215,9 +215,10 @@ class Store(Mapping[str, Topic], Closeable):
                 claims=self._checkpoints.claims((name, number), only=only),
                 progress=progress,
             )
-            partition.sync_failed = suspect_others_of(self._table)
+            parts = partition.parts
+            parts.active.durability.sync_failed = suspect_others_of(self._table)
             if self._check_transaction is not None:
-                partition.transaction_check = check_transaction_of(
+                parts.appender.transaction_check = check_transaction_of(
                     self, self._check_transaction, (name, number)
                 )
             return partition
@@ -474,7 +475,7 @@ class Store(Mapping[str, Topic], Closeable):
         partitions = self._opened_partitions()
         plenty = make_room_for_files(len(partitions))
         for partition in partitions:
-            if partition.asleep or self.access.readonly:  # closing writes nothing
+            if partition.parts.active.asleep or self.access.readonly:  # closing writes nothing
                 close_one(partition)
         tasks = [functools.partial(close_one, each) for each in partitions if not each.closed]
         at_once(tasks, plenty=plenty)
@@ -490,7 +491,7 @@ class Store(Mapping[str, Topic], Closeable):
     def _drop(self) -> None:
         """Close all descriptors and release the lock.  Writes nothing."""
         for partition in self._opened_partitions():
-            partition.discard()
+            partition.parts.discard()
         self._idle.drop()
         self._directory.close()
         if self._owner is not None:

@@ -8,6 +8,7 @@ from logstore.checking.partition_check import (
     CheckProgress,
     bytes_to_inspect,
     check_choice,
+    find_problems,
     raise_first_error,
 )
 from logstore.checking.problem import Problem, ProblemKind
@@ -46,7 +47,7 @@ def check_store(
             try:
                 partition = topic[number]
                 size = bytes_to_inspect(partition.segments, deep=deep)
-                problems += partition.find_problems(deep=deep, progress=moved)
+                problems += find_problems(partition.parts.view, deep=deep, progress=moved)
             except UnknownTopicError:
                 break  # deleted during the check
             except ClosedError:

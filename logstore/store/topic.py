@@ -252,7 +252,7 @@ class Topic(Sequence[Partition]):
                 for partition in self._opened.values():
                     # A closed partition gets the settings when it is opened again.
                     with contextlib.suppress(ClosedError):
-                        partition.reconfigure(config)
+                        partition.parts.appender.reconfigure(config)
 
     def _hold(self, partition: Partition) -> None:
         """List a partition that the store has opened."""
@@ -278,7 +278,8 @@ class Topic(Sequence[Partition]):
                 partition = self._opened.pop(number)
                 if (
                     sys.getrefcount(partition) > 2  # the variable and the argument
-                    or partition.asleep != asleep
+                    or partition.parts.in_use
+                    or partition.parts.active.asleep != asleep
                     or partition.failure is not None
                 ):
                     self._opened[number] = partition
@@ -298,7 +299,7 @@ class Topic(Sequence[Partition]):
         with self._lock:
             self._deleted = True
             for partition in self._opened.values():
-                partition.discard()
+                partition.parts.discard()
             self._opened.clear()
 
     def _check_usable(self) -> None:
@@ -376,7 +377,7 @@ class Topic(Sequence[Partition]):
                 # All records are in the files now: sync all partitions at the end.
                 for number, offsets in done.items():
                     if fsync or (fsync is None and logs[number].durability == "fsync"):
-                        logs[number].make_durable(offsets)
+                        logs[number].parts.appender.make_durable(offsets)
         except BaseException as error:
             for number, offsets in done.items():
                 error.add_note(
@@ -447,13 +448,14 @@ class Topic(Sequence[Partition]):
 
 def _describe(partition: Partition) -> PartitionDescription:
     while True:
-        generation, segments = partition.generation, partition.segments
+        view = partition.parts.view
+        generation, segments = view.generation, partition.segments
         start = partition.start_offset
         try:
             return _describe_once(partition, segments)
         except (FileNotFoundError, OffsetOutOfRangeError):
             # Another thread or process deleted or replaced a segment: read again.
-            moved = partition.moved_since(generation)
+            moved = view.moved_since(generation)
             if not moved and (segments, start) == (partition.segments, partition.start_offset):
                 raise
 

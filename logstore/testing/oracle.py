@@ -399,13 +399,13 @@ def recover_partition(
         if again:
             _once_more(log)
     finally:
-        log.discard()
+        log.parts.discard()
     if again:
         log = Partition.open(f"{path}/{name}", config=config)
         try:
             _has_one_more(_look_at(log, thorough=False), found)
         finally:
-            log.discard()
+            log.parts.discard()
     return Found((), ((name, found),))
 
 

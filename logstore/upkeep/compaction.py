@@ -34,6 +34,7 @@ from logstore.log.segment import RELATIVE_MAX, Segment
 from logstore.log.segment_contents import decompress
 from logstore.log.segment_digest import DIGEST_SUFFIX, SegmentDigest, digest
 from logstore.partition.partition import Partition
+from logstore.partition.rewriter import Rewrite
 from logstore.recovery.swap_plan import SWAP_PLAN, RewrittenSegment
 from logstore.upkeep.compaction_report import CompactedSegment, CompactionReport
 
@@ -119,7 +120,7 @@ class Compactor:
             )
         self._io_bytes = io_bytes
         self._progress = progress
-        self._cut = partition.cut
+        self._current: Rewrite  # of the run or purge under way
         self._done = 0
         self._total = 0
 
@@ -134,7 +135,7 @@ class Compactor:
         one or a compacted one.
         """
         report = CompactionReport(dry_run=dry_run)
-        with self.partition.rewriting() as self._cut:
+        with self.partition.parts.rewriter.rewriting() as self._current:
             bounds = self._bounds()
             report.first_dirty_offset = report.end_offset = bounds.first_dirty
             report.dirty_ratio = bounds.ratio
@@ -152,7 +153,7 @@ class Compactor:
                         if report.end_offset < bounds.end:
                             report.reason = "the map of keys is full: further passes would follow"
                         break
-                    self.partition.note_cleaned(report.end_offset, self._cut)
+                    self._current.note_cleaned(report.end_offset)
                     bounds = dataclasses.replace(
                         bounds,
                         segments=self._sealed_below(bounds.end),
@@ -171,7 +172,7 @@ class Compactor:
         """Return whether a segment was deleted, or the log truncated, since `segments` was read."""
         here = {segment.base_offset for segment in self.partition.segments}
         gone = any(segment.base_offset not in here for segment in segments)
-        return gone or self.partition.was_cut_since(self._cut)
+        return gone or self._current.is_stale()
 
     def _sealed_below(self, end: int) -> tuple[Segment, ...]:
         return tuple(
@@ -182,7 +183,7 @@ class Compactor:
 
     def _bounds(self) -> _Bounds:
         partition = self.partition
-        guarded_clock = GuardedClock.of(partition.clock)
+        guarded_clock = GuardedClock.of(partition.parts.view.clock)
         now = guarded_clock.now_ms()
         segments = partition.segments
         first_dirty = partition.first_dirty_offset
@@ -353,7 +354,7 @@ class Compactor:
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
         report = CompactionReport(dry_run=dry_run, passes=1)
-        with self.partition.rewriting() as self._cut:
+        with self.partition.parts.rewriter.rewriting() as self._current:
             active = self.partition.segments[-1]
             rules = _Rules(
                 keys=None,
@@ -404,7 +405,7 @@ class Compactor:
             offset_map=rules.keys,
             key=rules.key,
             transactions=rules.transactions,
-            producers=self.partition.producer_ends(),
+            producers=self.partition.parts.rewriter.producer_ends(),
             start_offset=rules.start_offset,
             end_offset=rules.end_offset,
             now_ms=rules.now_ms,
@@ -422,13 +423,15 @@ class Compactor:
         Raise _LogChangedError if the file is missing, or damaged because of a truncation.
         """
         try:
-            file = self.partition.directory.open(segment_name(segment.base_offset, ".log"))
+            file = self.partition.parts.view.directory.open(
+                segment_name(segment.base_offset, ".log")
+            )
         except FileNotFoundError:
             raise _LogChangedError from None
         try:
             yield file
         except CorruptLogError:
-            if self.partition.was_cut_since(self._cut):
+            if self._current.is_stale():
                 raise _LogChangedError from None
             raise
         finally:
@@ -460,7 +463,7 @@ class Compactor:
             for segment in group:
                 self._feed(cleaner, segment)
             return cleaner.counts()
-        directory = self.partition.directory
+        directory = self.partition.parts.view.directory
         base = group[0].base_offset
         name = segment_name(base, ".log")
         names = [f"{name}.cleaned"]
@@ -489,7 +492,7 @@ class Compactor:
                         directory.write(names[-1], content, sync=True)
                     directory.sync()
                     new = RewrittenSegment(base, (".log", *files), size, crc)
-                    if not self.partition.replace_segments(group, new, self._cut):
+                    if not self._current.replace(group, new):
                         raise _LogChangedError
                     names = []
             finally:
@@ -503,7 +506,7 @@ class Compactor:
     def _keep_time(self, name: str, segment: Segment) -> None:
         """Give the new file the times of the last one it replaces: retention may use them."""
         source = segment_name(segment.base_offset, ".log")
-        directory = self.partition.directory
+        directory = self.partition.parts.view.directory
         with contextlib.suppress(FileNotFoundError):
             directory.set_times_ns(name, directory.times_ns(source))
 

@@ -215,7 +215,8 @@ class Maintenance:
         if task == "sync":
             return self._sync(partition, now is not None)
         if task == "digests":
-            noted = 0 if partition.asleep else partition.write_digests()
+            parts = partition.parts
+            noted = 0 if parts.active.asleep else parts.rewriter.write_digests()
             return f"digests of {noted} sealed segments noted" if noted else ""
         forgotten = partition.expire_producers()
         return f"{len(forgotten)} silent producers forgotten" if forgotten else ""

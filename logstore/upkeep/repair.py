@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from logstore import _native
-from logstore.checking.partition_check import CheckProgress
+from logstore.checking.partition_check import CheckProgress, find_problems
 from logstore.checking.problem import Problem, ProblemKind
 from logstore.checking.root_check import RootInspection
 from logstore.clock import SystemClock
@@ -37,8 +37,8 @@ from logstore.log.segment_contents import SegmentContents
 from logstore.log.segment_digest import DIGEST_SUFFIX, SegmentDigest, digest, digest_of
 from logstore.log.state import PartitionState
 from logstore.log.topic_id import PARTITION_METADATA, topic_id_text
-from logstore.partition.partition import Partition
-from logstore.partition.view import View
+from logstore.partition.partition import Partition, open_in_store
+from logstore.partition.view import LogView
 from logstore.recovery.failed_sync import FailedSync
 from logstore.recovery.loader import Claims
 from logstore.recovery.swap_plan import SWAP_PLAN, RewrittenSegment, SwapPlan
@@ -183,7 +183,7 @@ class _Mender:
     def _problems_of(self, directory: Directory) -> list[Problem]:
         try:
             with Partition.open(directory.path, readonly=True, config=self._config) as reader:
-                return reader.find_problems(deep=True, progress=self._progress)
+                return find_problems(reader.parts.view, deep=True, progress=self._progress)
         except (LogStoreError, OSError) as error:
             return [Problem(ProblemKind.UNOPENABLE_PARTITION, directory.path, str(error))]
 
@@ -287,7 +287,7 @@ class _Mender:
 
     def _segment(self, directory: Directory, base: int) -> Segment:
         """Return a segment without its neighbours, in which offsets may be missing."""
-        return View(directory, self._config, SystemClock()).make_segment(base, False)
+        return LogView(directory, self._config, SystemClock()).make_segment(base, False)
 
     def _rebuild(self, directory: Directory, base: int) -> None:
         """Rebuild both indexes, unless the .log file is damaged: then they cannot be complete."""
@@ -375,7 +375,7 @@ class _Mender:
 
     def _open_and_close(self, name: str) -> None:
         """Open a partition for writing: recovery makes the files that were set aside."""
-        Partition.open_in_store(
+        open_in_store(
             self._directory,
             name,
             lock=self._lock,

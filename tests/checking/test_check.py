@@ -297,7 +297,7 @@ def test_a_check_beside_a_writer_finds_nothing(make_log: MakeLog) -> None:
             assert log.check() == []
             assert [p for p in reader.check() if p.severity != Severity.NOTE] == []
             if i % 10 == 9:
-                log.write_digests()
+                log.parts.rewriter.write_digests()
                 log.truncate(log.end_offset - 30)
                 log.trim(log.start_offset + 10)
 
@@ -307,17 +307,17 @@ def test_digests_follow_every_change_of_a_sealed_segment(make_log: MakeLog) -> N
     for i in range(10):
         log.extend([b"%d" % i + bytes(60)] * 20)
     count = len(log.segments)
-    assert log.write_digests() == count - 1
-    assert log.write_digests() == 0
+    assert log.parts.rewriter.write_digests() == count - 1
+    assert log.parts.rewriter.write_digests() == 0
     middle = log.segments[count // 2]
     log.truncate(middle.base_offset + 3)
-    assert SegmentDigest.known(log.directory, middle.base_offset) is None
+    assert SegmentDigest.known(log.parts.view.directory, middle.base_offset) is None
     assert log.check() == []
     log.trim(log.segments[2].base_offset)
     assert len(segments_of(log.path, ".sum")) == len(log.segments) - 1
     log.extend([b"more" + bytes(60)] * 200)
     log.sync()
-    assert log.write_digests() > 0
+    assert log.parts.rewriter.write_digests() > 0
     log.close()
     assert found(log.path) == []
 
@@ -327,8 +327,8 @@ def test_digests_stop_at_the_bytes_that_are_allowed(make_log: MakeLog) -> None:
     for i in range(10):
         log.extend([b"%d" % i + bytes(60)] * 20)
     sizes = [segment.size_bytes for segment in log.segments[:-1]]
-    assert log.write_digests(max_bytes=sizes[0] + sizes[1]) == 2
-    assert log.write_digests() == len(sizes) - 2
+    assert log.parts.rewriter.write_digests(max_bytes=sizes[0] + sizes[1]) == 2
+    assert log.parts.rewriter.write_digests() == len(sizes) - 2
 
 
 # ---- stores ----

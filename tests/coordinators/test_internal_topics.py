@@ -151,17 +151,17 @@ def test_who_listens_hears_every_kind_of_append(store: Store) -> None:
     heard: list[int] = []
 
     def hear() -> None:
-        heard.append(log._view.segments[-1].end_offset if not log.closed else -1)
+        heard.append(log.parts.view.segments[-1].end_offset if not log.closed else -1)
 
-    log.listen(hear)
+    log.parts.view.listen(hear)
     log.append(b"a")
     log.extend([b"b", b"c"])
     with log.writer() as out:
         out.append(b"d")
     assert {1, 3, 4} <= set(heard)
-    log.unlisten(hear)
-    log.unlisten(hear)
-    assert log._view.followers == 0
+    log.parts.view.unlisten(hear)
+    log.parts.view.unlisten(hear)
+    assert log.parts.view.followers == 0
     count = len(heard)
     log.append(b"e")
     assert len(heard) == count

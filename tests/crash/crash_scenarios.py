@@ -256,7 +256,7 @@ def torn(root: str) -> None:
     box = open_log(root, Silent())
     for number in range(10):
         box.append(b"old %d" % number, key=b"k%d" % (number % 3))
-    box.partition.discard()
+    box.partition.parts.discard()
     files = sorted(Path(root, PARTITION).glob("*.log"))
     with files[-1].open("ab") as file:
         file.write(encode_batch([ReferenceRecord(value=b"torn" * 20)], base_offset=10)[:-9])
@@ -291,7 +291,7 @@ def append_os(root: str, ledger: Ledger) -> None:
     for number in range(3):
         log.append(b"later %d" % number, durability="os")
     log.append(b"covers all")
-    log.partition.discard()
+    log.partition.parts.discard()
 
 
 @scenario(prepare=filled)
@@ -311,7 +311,7 @@ def roll_fsync(root: str, ledger: Ledger) -> None:
         log.append(b"value %d" % number, key=b"k")
     log.partition.roll()
     log.append(b"after the roll")
-    log.partition.discard()
+    log.partition.parts.discard()
 
 
 @scenario()
@@ -378,7 +378,7 @@ def purge(root: str, ledger: Ledger) -> None:
     log.partition.roll()
     log.purge(b"k1")
     log.append(b"behind", key=b"k1")
-    log.partition.discard()
+    log.partition.parts.discard()
 
 
 @scenario()
@@ -404,7 +404,7 @@ def transactions_os(root: str, ledger: Ledger) -> None:
         log.end(commit=round_ % 2 == 0, durability="os")
     log.sync()
     log.produce([b"open"], sequence=6, transactional=True, durability="os")
-    log.partition.discard()
+    log.partition.parts.discard()
 
 
 @scenario()
@@ -416,7 +416,7 @@ def producer_snapshots(root: str, ledger: Ledger) -> None:
     log.close()
     log = open_log(root, ledger)
     log.produce([b"three"], sequence=8)
-    log.partition.discard()
+    log.partition.parts.discard()
     log = open_log(root, ledger)
     log.produce([b"four"], sequence=9)
     log.close()
@@ -481,10 +481,10 @@ def killed_and_reopened(root: str, ledger: Ledger) -> None:
         log = open_log(root, ledger)
         for _ in range(4):
             log.append(b"in the page cache", durability="os")
-        log.partition.discard()
+        log.partition.parts.discard()
         log = open_log(root, ledger)
         log.append(b"durable with all before it, %d" % number)
-        log.partition.discard()
+        log.partition.parts.discard()
 
 
 @scenario(prepare=torn)
@@ -492,7 +492,7 @@ def recovery_of_a_torn_tail(root: str, ledger: Ledger) -> None:
     note_filled(ledger)
     log = open_log(root, ledger)
     log.append(b"behind")
-    log.partition.discard()
+    log.partition.parts.discard()
     open_log(root, ledger).close()
 
 

@@ -90,7 +90,7 @@ def whole(root: Path) -> None:
         fill(log)
         log.trim(2)
         store.checkpoint()
-        log.write_digests()
+        log.parts.rewriter.write_digests()
         assert len(log.segments) >= 3
 
 
@@ -103,7 +103,7 @@ def left_by_kill(root: Path) -> None:
         fill(log)
         log.trim(2)
         store.checkpoint()
-        log.write_digests()
+        log.parts.rewriter.write_digests()
         log.sync()
         log.append(b"not synced" + bytes(50), timestamp=TIME + 300)
         shutil.copytree(copy, root, dirs_exist_ok=True)
@@ -127,7 +127,7 @@ def stopped(
                 except OSError:
                     assert io.fired
                 shutil.copytree(root, copy)
-            log.discard()
+            log.parts.discard()
         shutil.rmtree(root)
         copy.rename(root)
         assert any(root.rglob("*.plan"))
@@ -212,7 +212,7 @@ class Sample:
         try:
             return look(log), log.recovery
         finally:
-            log.discard()
+            log.parts.discard()
 
     def read_store(self) -> tuple[Seen, RecoveryReport | None]:
         with logstore.open(self.root, readonly=True) as store:

@@ -161,7 +161,7 @@ def run(path: Path, workload: Callable[[Caller], None], fail_at: int) -> tuple[C
     for call in trace.operations:
         device.take(call)
     if log is not None and not log.closed:
-        log.discard()
+        log.parts.discard()
     return caller, device, sum(call.kind in SYNCS for call in trace.operations)
 
 

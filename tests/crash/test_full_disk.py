@@ -330,7 +330,7 @@ def test_two_hundred_times_full_and_back(make_disk: MakeDisk, kind: str) -> None
             relief = rng.choice(["enforce", "trim"])
             if relief == "enforce":
                 store.enforce()
-            if relief == "trim" or free_bytes(log.directory) < piece + 2 * MiB:
+            if relief == "trim" or free_bytes(log.parts.view.directory) < piece + 2 * MiB:
                 log.trim(log.end_offset - 1)
                 log.roll()
                 log.trim(log.end_offset)

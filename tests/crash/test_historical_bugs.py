@@ -210,7 +210,7 @@ def test_kafka_14482_an_error_while_recovery_reads_destroys_nothing(tmp_path: Pa
     logs = {file.name: file.read_bytes() for file in pristine.glob("*.log")}
     with inject_io(root=tmp_path) as counted:
         copy = shutil.copytree(pristine, tmp_path / "count" / "orders-0")
-        Partition.open(copy, durability="os", config=SMALL).discard()
+        Partition.open(copy, durability="os", config=SMALL).parts.discard()
     calls = sum(call.kind in (*READS, "open") for call in counted.calls)
     assert calls > 20
     failed = 0
@@ -218,7 +218,7 @@ def test_kafka_14482_an_error_while_recovery_reads_destroys_nothing(tmp_path: Pa
         copy = shutil.copytree(pristine, tmp_path / f"{number}" / "orders-0")
         with inject_io(Fault.fail(errno.EIO, (*READS, "open"), call=number), root=tmp_path):
             try:
-                Partition.open(copy, durability="os", config=SMALL).discard()
+                Partition.open(copy, durability="os", config=SMALL).parts.discard()
             except OSError:
                 failed += 1
         for name, contents in logs.items():
@@ -380,7 +380,7 @@ def test_kafka_1670_a_segment_never_grows_beyond_what_a_position_can_say(
             assert all(0 <= position < 1 << 31 for _, position in segment.offset_index)
             assert segment.path.stat().st_size < 1 << 31
     finally:
-        log.discard()
+        log.parts.discard()
 
 
 def test_kafka_19367_the_greatest_producer_epoch_is_the_last(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def killed(run: Run) -> None:
     run.log.sync()
     left = run.path / "left"
     shutil.copytree(run.log.path, left)
-    run.log.discard()
+    run.log.parts.discard()
     shutil.rmtree(run.path / "orders-0")
     left.rename(run.path / "orders-0")
     last = max((run.path / "orders-0").glob("*.log"))
@@ -228,7 +228,7 @@ def stop_at(run: Run, act: Callable[[Partition], object], kind: str, path: str) 
         with pytest.raises(OSError):
             act(log)
         assert io.fired
-    log.discard()
+    log.parts.discard()
     assert any(name.endswith(".plan") for name in os.listdir(run.path / "orders-0"))
 
 
@@ -554,7 +554,7 @@ class Campaign:
             self.afterwards(run)
         finally:
             if run.log is not None and not run.log.closed:
-                run.log.discard()
+                run.log.parts.discard()
             run.log = run.store = None
         self.verify(run)
         self.counts["runs"] += 1
@@ -612,7 +612,7 @@ class Campaign:
             if log.append(b"the last") != end or log[end].value != b"the last":
                 raise Surprise("the next append went wrong")
         finally:
-            log.discard()
+            log.parts.discard()
         if left := [name for name in os.listdir(run.path / "orders-0") if name.endswith(".tmp")]:
             raise Surprise(f"left behind: {left}")
 

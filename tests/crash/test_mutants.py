@@ -685,10 +685,10 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
         "logstore.files.lock.DirectoryLock._take_part",
         nothing,
     ),
-    "close: not noticed": (closed_handle, "logstore.partition.view.View.check_usable", nothing),
+    "close: not noticed": (closed_handle, "logstore.partition.view.LogView.check_usable", nothing),
     "append: any offset will do": (
         expected_offset,
-        "logstore.partition.appender.AppendableLog._expect",
+        "logstore.partition.appender.Appender._expect",
         nothing,
     ),
     "producer: a retry is new": (
@@ -704,7 +704,7 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
     "producer: any epoch will do": (old_epoch, "logstore.log.producer_state._check_data", nothing),
     "leader: any epoch will do": (
         old_leader,
-        "logstore.partition.active_log.WritableLog.become_leader",
+        "logstore.partition.active_log.ActiveLog.become_leader",
         nothing,
     ),
     "transactions: aborted ones are not noted": (
@@ -727,7 +727,7 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
     "append: of any size": (large_batch, "logstore.format.validation._check_size", nothing),
     "sync: a failed one counts": (
         failed_sync,
-        "logstore.partition.group_commit.GroupCommit._lead",
+        "logstore.partition.durability.GroupCommit._lead",
         believe,
     ),
     "clock: every leap is believed": (
@@ -737,22 +737,22 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
     ),
     "compaction: beyond what is stable": (
         compaction_below_open,
-        "logstore.partition.reader.ReadableLog.last_stable_offset",
+        "logstore.partition.reader.Reader.last_stable_offset",
         property(lambda self: self.end_offset),
     ),
     "append: durable without a sync": (
         durable_means_synced,
-        "logstore.partition.group_commit.GroupCommit.wait_for",
+        "logstore.partition.durability.GroupCommit.wait_for",
         nothing,
     ),
     "append: durability is not asked for": (
         durable_means_synced,
-        "logstore.partition.active_log.wants_fsync",
+        "logstore.partition.durability.wants_fsync",
         no,
     ),
     "truncate: still durable": (
         durable_offset_after_a_cut,
-        "logstore.partition.group_commit.GroupCommit.lower",
+        "logstore.partition.durability.GroupCommit.lower",
         nothing,
     ),
     "open: a planned cut is not finished": (

@@ -145,7 +145,7 @@ class TornLog:
                 assert log[end].value == b"the next one", what
             tails = log.recovery.torn
         finally:
-            log.discard()
+            log.parts.discard()
         if valid == len(torn):
             assert tails == [], what
             return False

@@ -16,7 +16,7 @@ import logstore
 
 ROOT = Path(logstore.__file__).parent
 CONNECTOR = ROOT.parent / "spark_connector" / "pyspark_logstore"
-WALL_TIMES = {"time_ms", "_time_ms", "_ask_time", "time_ns", "utcnow", "today"}
+WALL_TIMES = {"time_ms", "_time_ms", "_ask_time", "ask_time", "time_ns", "utcnow", "today"}
 
 # What a use of the wall clock may be for.
 STAMP = "writes the time of an event"
@@ -29,14 +29,14 @@ GUARD = "is the guard"
 
 # Function -> (number of uses, purpose).
 ALLOWED = {
-    "AppendableLog._append_raw_locked": (2, STAMP),
-    "AppendableLog._batches": (1, PASS),
-    "AppendableLog._go_by": (1, PASS),
-    "AppendableLog._time_of_append": (1, STAMP),
-    "AppendableLog._write_locked": (2, STAMP),
-    "AppendableLog.append_batch": (1, LIMIT),
-    "AppendableLog._end_transaction_locked": (1, STAMP),
-    "AppendableLog.writer": (1, PASS),
+    "Appender._append_raw_locked": (2, STAMP),
+    "Appender._batches": (1, PASS),
+    "Appender._apply": (1, PASS),
+    "Appender._time_of_append": (1, STAMP),
+    "Appender._write_locked": (2, STAMP),
+    "Appender.append_batch": (1, LIMIT),
+    "Appender._end_transaction_locked": (1, STAMP),
+    "Appender.writer": (1, PASS),
     "Committer._check": (1, LIMIT),
     "Consumer.lag": (1, SHOW),
     "DedupeWindows.once": (1, STAMP),
@@ -70,8 +70,8 @@ ALLOWED = {
     "Transactions._drive": (1, STAMP),
     "Transactions._finish.abort": (1, STAMP),
     "Transactions._time_out": (1, STAMP),
-    "WritableLog.__init__": (1, PASS),
-    "WritableLog._prepare": (1, STAMP),
+    "ActiveLog.__init__": (1, PASS),
+    "ActiveLog._prepare": (1, STAMP),
     "Receipt.__init__": (1, STAMP),
     "_clock": (1, SHOW),
     "_moment": (1, FIND),

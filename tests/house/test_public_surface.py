@@ -324,6 +324,19 @@ def test_the_reference_leaves_out_the_parts_of_a_store_for_other_packages() -> N
     assert all(f"`{part}`" in (Store.__doc__ or "") for part in STORE_PARTS)
 
 
+def test_a_partition_has_few_names(log: Partition) -> None:
+    """`parts` is one name: what other packages need is below it."""
+    names = {name for name in (*dir(Partition), *dir(log)) if not name.startswith("_")}
+    assert len(names) <= 45, sorted(names)
+
+
+def test_help_of_a_bound_method_is_the_public_text(log: Partition) -> None:
+    for method in (log.append, log.scan):
+        public = getattr(Partition, method.__name__)
+        assert method.__doc__ == public.__doc__ and len(method.__doc__ or "") > 200
+        assert shape(method) == shape(public).replace("(self, ", "(")
+
+
 def test_every_public_class_says_what_it_is() -> None:
     silent = [
         name for name in logstore.__all__ if not (getattr(logstore, name).__doc__ or "").strip()

@@ -105,7 +105,7 @@ def test_an_emptied_batch_of_a_producer_passes_the_dumper(tmp_path: Path) -> Non
         assert log.append(b"new", key=b"k") == 1
         log.roll()
         Compactor(log).run()
-        assert log.producer_ends() == [(3, 0, 0)]
+        assert log.parts.rewriter.producer_ends() == [(3, 0, 0)]
     rows = [Row(offset=1, timestamp=START_MS, key=b"k", value=b"new")]
     batches = assert_kafka_sees({directory: rows})
     assert [len(batch.records) for batch in batches[directory]] == [0, 1]

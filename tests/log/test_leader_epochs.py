@@ -365,7 +365,7 @@ def test_a_lost_or_damaged_file_is_rebuilt_from_the_batches(
     with Partition.open(path.parent) as copy:
         assert copy.leader_epochs.entries == expected
         assert copy.leader_epoch == 7
-        assert read_leader_epochs(copy.directory) == expected
+        assert read_leader_epochs(copy.parts.view.directory) == expected
 
 
 def test_a_file_that_is_behind_catches_up_after_a_crash(make_log: MakeLog, tmp_path: Path) -> None:

@@ -165,8 +165,8 @@ def test_no_other_digit_in_a_side_file_is_believed(
 def test_a_start_beyond_the_end_does_not_cost_the_log(make_log: MakeLog) -> None:
     log = make_log()
     log.extend([b"%d" % i for i in range(10)])
-    state = log._stable._state(False)
-    log.discard()
+    state = log.parts.active.durability._state(False)
+    log.parts.discard()
     fields = {name: getattr(state, name) for name in state.__slots__}
     far = 1 << 60
     PartitionState(**{**fields, "start_offset": far, "end_offset": far}).write(Directory(log.path))
@@ -207,7 +207,7 @@ def test_a_lost_list_of_aborts_never_shows_what_was_aborted(tmp_path: Path, how:
     if how == "crash":
         log = Partition.open(path)
         log.append(b"shown")
-        log.discard()
+        log.parts.discard()
     lists = sorted(path.glob("*.txnindex"))
     assert len(lists) > 2
     for lost in lists:
@@ -269,7 +269,7 @@ def test_a_failed_write_of_the_durable_mark_leaves_the_old_one(make_log: MakeLog
     with log:
         log.append(b"a")
         log.sync()
-        mark = log._stable._mark
+        mark = log.parts.active.durability._mark
         assert mark is not None
         mark.write(1)
         for error in (errno.ENOSPC, errno.EIO):
@@ -278,4 +278,4 @@ def test_a_failed_write_of_the_durable_mark_leaves_the_old_one(make_log: MakeLog
                 pytest.raises(OSError, match=r"logstore\.durable"),
             ):
                 mark.write(0)
-            assert DurableMark.read(log.directory) == 1
+            assert DurableMark.read(log.parts.view.directory) == 1

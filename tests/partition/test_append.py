@@ -338,7 +338,7 @@ def test_a_writer_that_meets_a_full_disk_keeps_its_records(
             def full(batches: object) -> range:
                 raise DiskFullError(28, "No space left on device")
 
-            patch.setattr(log, "write_batches", full)
+            patch.setattr(log.parts.appender, "write_batches", full)
             with pytest.raises(DiskFullError):
                 out.flush()
             assert out.pending == 1
@@ -497,7 +497,7 @@ def test_an_append_that_is_cut_off_before_it_is_durable_leaves_the_log_usable(
 ) -> None:
     log = make_log(durability="fsync")
     log.append(b"a")
-    wait_for = log._stable.commit.wait_for
+    wait_for = log.parts.active.durability.commit.wait_for
 
     def cut_first(end_offset: int, first_offset: int) -> None:
         monkeypatch.undo()
@@ -512,7 +512,7 @@ def test_an_append_that_is_cut_off_before_it_is_durable_leaves_the_log_usable(
         lambda: log.extend([b"b", b"c"]),
         lambda: log.append_batch(raw),
     ):
-        monkeypatch.setattr(log._stable.commit, "wait_for", cut_first)
+        monkeypatch.setattr(log.parts.active.durability.commit, "wait_for", cut_first)
         with pytest.raises(IndeterminateAppendError, match="truncated before they were durable"):
             act()
         assert log.failure is None
@@ -548,9 +548,9 @@ def test_what_one_append_waits_for_is_not_confused_with_the_next(
     for act in (lambda: log.append(b"b"), lambda: log.extend([b"b"])):
         begun.clear()
         other = threading.Thread(target=append_another)
-        monkeypatch.setattr(log._stable.commit, "wait_for", cut_off)
+        monkeypatch.setattr(log.parts.active.durability.commit, "wait_for", cut_off)
         with (
-            log._view.lock,
+            log.parts.view.lock,
             pytest.raises(InterruptedAppendError if interrupted else IndeterminateAppendError),
         ):
             act()

@@ -172,8 +172,8 @@ def test_forks_harm_nothing(tmp_path: Path) -> None:
 def test_a_lock_is_given_back_although_a_child_has_not_run_yet(tmp_path: Path) -> None:
     """It shares the open file, and lets go of it only when it runs."""
     log = Partition.open(tmp_path / "orders-0", durability="os")
-    assert log._owner is not None
-    held = [os.dup(file.fileno()) for file in log._owner._files]  # as a child has it
+    assert log.parts.active.owner is not None
+    held = [os.dup(file.fileno()) for file in log.parts.active.owner._files]  # as a child has it
     try:
         log.close()
         Partition.open(tmp_path / "orders-0").close()

@@ -148,7 +148,7 @@ def test_a_mark_that_cannot_be_written_does_not_fail_the_append(
         patch.setattr("logstore.log.state.DurableMark.write", full)
         log.append(b"a")
         log.roll()
-        log._stable._mark_due = 0
+        log.parts.active.durability._mark_due = 0
         assert log.append(b"b") == 1
     assert log.append(b"c") == 2
     assert log.durable_offset == 3
@@ -196,7 +196,7 @@ def test_a_writer_on_a_full_disk_does_not_grow(
         def full(_: object) -> range:
             raise DiskFullError(28, "No space left on device")
 
-        patch.setattr(log, "write_batches", full)
+        patch.setattr(log.parts.appender, "write_batches", full)
         failures = 0
         for _ in range(20_000):
             try:

@@ -19,7 +19,7 @@ import pytest
 from logstore import OffsetOutOfRangeError, Partition, PartitionConfig, Record, RetentionPolicy
 from logstore.files.directory import Directory
 from logstore.log.producer_files import Producers
-from logstore.partition.view import View
+from logstore.partition.view import LogView
 from logstore.recovery.truncation_plan import TruncationPlan
 from tests.partition.test_partition_stateful import fast_directory
 from tests.partition.test_processes import start
@@ -349,13 +349,13 @@ def test_a_cut_between_two_looks_of_a_committed_reader_is_no_damage(
             log.append(b"v%d" % i)
         with Partition.open(tmp_path / "t-0", readonly=True) as reader:
             assert reader.end_offset == 50
-            real = View.known_producers
+            real = LogView.known_producers
 
-            def cut_first(view: View) -> Producers:
-                if view is reader._view and log.end_offset == 50:
+            def cut_first(view: LogView) -> Producers:
+                if view is reader.parts.view and log.end_offset == 50:
                     log.truncate(10)
                 return real(view)
 
-            monkeypatch.setattr(View, "known_producers", cut_first)
+            monkeypatch.setattr(LogView, "known_producers", cut_first)
             assert reader.last_stable_offset in (10, 50)
             assert len(list(reader.scan(isolation="read_committed"))) == 10

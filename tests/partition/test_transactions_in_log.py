@@ -32,6 +32,7 @@ from logstore.config import ConfigError
 from logstore.format.batch import BatchHeader, EndMarker, split, with_header
 from logstore.format.validation import AppendedBatches
 from logstore.log.segment import Segment
+from logstore.partition.reader import Reader
 from logstore.testing import ReferenceRecord, check_invariants, decode_batch, encode_batch
 from tests.kit import crash, values
 
@@ -806,8 +807,8 @@ def test_a_failed_write_leaves_the_producer_as_it_was(
         raise OSError(28, "no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(log, "_roll_locked", fail)
-        patched.setattr(log, "_writer", Reluctant(log._writer))
+        patched.setattr(log.parts.active, "roll_locked", fail)
+        patched.setattr(log.parts.active, "writer", Reluctant(log.parts.active.writer))
         with pytest.raises(OSError, match="no space"):
             producer.transact(b"b")
     assert log.end_offset == 1
@@ -1005,21 +1006,21 @@ def test_a_transaction_that_ends_while_a_reader_looks_is_whole_or_not_there(
     """The transaction ends right after the reader asked for the end of the log."""
     log = make_log()
     producer = Producing(log, 1)
-    plain = Partition.end_offset
+    plain = Reader.end_offset
     assert isinstance(plain, property) and plain.fget is not None
     ask = plain.fget
     todo = [lambda: producer.transact(b"a"), lambda: producer.transact(b"b", b"c")]
     todo.append(lambda: producer.end(commit=commit))
 
-    def end_offset(self: Partition) -> int:
+    def end_offset(self: Reader) -> int:
         end: int = ask(self)
-        monkeypatch.setattr(Partition, "end_offset", plain)
+        monkeypatch.setattr(Reader, "end_offset", plain)
         while todo:
             todo.pop(0)()
         return end
 
     todo.pop(0)()
-    monkeypatch.setattr(Partition, "end_offset", property(end_offset))
+    monkeypatch.setattr(Reader, "end_offset", property(end_offset))
     seen = log.last_stable_offset
     assert not todo
     assert seen in (0, 4)
@@ -1104,7 +1105,7 @@ def test_the_stable_offset_waits_before_a_transactions_bytes_are_there_and_until
         note(segment, aborted)
 
     with monkeypatch.context() as patched:
-        patched.setattr(log, "_writer", Watched(log._writer))
+        patched.setattr(log.parts.active, "writer", Watched(log.parts.active.writer))
         patched.setattr(Segment, "append_aborted", watched)
         producer.transact(b"a")
         producer.end(commit=False)

@@ -23,6 +23,7 @@ from logstore import (
     Transaction,
     TransactionAbortedError,
 )
+from logstore.partition.appender import Appender
 from logstore.testing import Fault, inject_io
 from tests.kit import topic_values
 
@@ -183,8 +184,6 @@ def test_a_begin_that_is_cancelled_leaves_no_transaction_open(
 
 
 def test_errors_come_out_where_they_are_awaited(store: Store, monkeypatch: Any) -> None:
-    log = store["t"][0]
-
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise logstore.InvalidRecordError("no")
 
@@ -192,7 +191,7 @@ def test_errors_come_out_where_they_are_awaited(store: Store, monkeypatch: Any) 
         producer = AsyncProducer(store)
         with pytest.raises(logstore.UnknownTopicError):
             await producer.send("nowhere", b"v")
-        monkeypatch.setattr(type(log), "write_produced", write)
+        monkeypatch.setattr(Appender, "write_produced", write)
         with pytest.raises(logstore.InvalidRecordError):
             await producer.append("t", b"v")
         with pytest.raises(logstore.InvalidRecordError):

@@ -19,12 +19,12 @@ from logstore import (
     ConfigError,
     FencedError,
     ManualClock,
-    Partition,
     Position,
     Producer,
     Transactions,
 )
 from logstore.format.batch import BatchHeader
+from logstore.partition.appender import Appender
 from logstore.partition.scan import Scan
 from logstore.producer.dedupe import HEADER
 from tests.kit import kill, topic_values, wait_until_freed
@@ -76,8 +76,8 @@ def test_bad_ids_and_other_windows_are_refused(tmp_path: Path) -> None:
 
 def test_an_id_whose_record_failed_may_be_sent_again(tmp_path: Path, monkeypatch: Any) -> None:
     with logstore.open(tmp_path) as store:
-        log = store.create_topic("t")[0]
-        real = type(log).write_produced
+        store.create_topic("t")
+        real = Appender.write_produced
         broken = True
 
         def write(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def test_an_id_whose_record_failed_may_be_sent_again(tmp_path: Path, monkeypatch
                 raise logstore.InvalidRecordError("no")
             return real(self, *args, **kwargs)
 
-        monkeypatch.setattr(type(log), "write_produced", write)
+        monkeypatch.setattr(Appender, "write_produced", write)
         with Producer(store, linger=600.0) as producer:
             with pytest.raises(logstore.InvalidRecordError):
                 producer.append("t", b"v", dedupe_id="a")
@@ -207,15 +207,15 @@ def test_records_that_are_deleted_while_the_window_is_read_do_not_count(
                 producer.append("t", name.encode(), dedupe_id=name)
     with logstore.open(tmp_path, durability="os") as store, Producer(store) as producer:
         log = store["t"][0]
-        scan, left = Partition.scan, [scans]
+        scan, left = log.scan, [scans]
 
-        def change_before(self: Partition, *args: Any, **options: Any) -> Scan:
+        def change_before(*args: Any, **options: Any) -> Scan:
             left[0] -= 1
             if not left[0]:
                 log.trim(2) if how == "trim" else log.truncate(1)
-            return scan(self, *args, **options)
+            return scan(*args, **options)
 
-        monkeypatch.setattr(Partition, "scan", change_before)
+        monkeypatch.setattr(log, "scan", change_before)
         kept, gone = ("c", "a") if how == "trim" else ("a", "c")
         assert producer.append("t", b"v", dedupe_id=kept).offset == (2 if how == "trim" else 0)
         assert producer.append("t", b"v", dedupe_id=gone).offset == (3 if how == "trim" else 1)

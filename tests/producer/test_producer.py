@@ -39,7 +39,7 @@ from logstore import (
 )
 from logstore.coordinators.internal_topics import CONSUMER_OFFSETS
 from logstore.format.batch import BatchHeader, split
-from logstore.partition.appender import AppendableLog
+from logstore.partition.appender import Appender
 from logstore.producer.delivery import Delivery
 from logstore.root.producer_ids import BLOCK, FIRST, ProducerIds
 from logstore.testing.io import inject_io
@@ -294,7 +294,7 @@ def test_what_close_cannot_write_it_raises(store: Store, monkeypatch: Any) -> No
 
     def late(self: Producer) -> None:  # as another thread, after the flush
         self._put(self._router.lane(self._routes["orders"], 0), b"2", None, (), None)
-        monkeypatch.setattr(AppendableLog, "write_produced", full)
+        monkeypatch.setattr(Appender, "write_produced", full)
         real(self)
 
     def full(*_: Any, **__: Any) -> None:
@@ -340,7 +340,7 @@ def test_an_interrupt_in_a_callback_comes_out_and_the_others_are_called(store: S
 
 
 def test_a_time_out_leaves_the_record_on_its_way(store: Store) -> None:
-    store_lock = store["one"][0]._view.lock
+    store_lock = store["one"][0].parts.view.lock
     with Producer(store, linger=600.0) as producer:
         delivery = producer.send("one", b"a")
         with store_lock, pytest.raises(TimeoutError, match="still pending"):
@@ -398,7 +398,7 @@ def test_the_buffer_over_many_partitions_is_bounded(store: Store) -> None:
 def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store, monkeypatch: Any) -> None:
     log = store["one"][0]
     log.append(b"first")
-    real = type(log).write_produced
+    real = Appender.write_produced
     full = True
 
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -406,7 +406,7 @@ def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store, monkeypat
             raise logstore.DiskFullError(28, "no space")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(log), "write_produced", write)
+    monkeypatch.setattr(Appender, "write_produced", write)
     with Producer(store, max_block=0.05, linger=600.0) as producer:
         delivery = producer.send("one", b"kept")
         with pytest.raises(logstore.DiskFullError) as caught:
@@ -422,12 +422,10 @@ def test_a_full_disk_blocks_then_tells_and_loses_nothing(store: Store, monkeypat
 
 
 def test_records_that_fail_for_good_are_told_to_everyone(store: Store, monkeypatch: Any) -> None:
-    log = store["one"][0]
-
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise logstore.IndeterminateAppendError("EIO", offsets=range(0, 2))
 
-    monkeypatch.setattr(type(log), "write_produced", write)
+    monkeypatch.setattr(Appender, "write_produced", write)
     producer = Producer(store)
     deliveries = [producer.send("one", b"a"), producer.send("one", b"b")]
     with pytest.raises(logstore.IndeterminateAppendError):

@@ -23,6 +23,7 @@ from logstore import (
     FencedError,
     InvalidNameError,
     ManualClock,
+    Partition,
     Producer,
     Store,
     TransactionAbortedError,
@@ -38,7 +39,7 @@ from logstore.coordinators.transaction_state import (
     decode_key,
 )
 from logstore.format.batch import EndMarker, split
-from logstore.partition.appender import AppendableLog
+from logstore.partition.appender import Appender
 from logstore.testing import Fault, inject_io
 from tests.kit import kill, wait_until
 
@@ -413,7 +414,7 @@ class Stop:
         self.left = 1 << 30
         self.torn = False
         for name in STEPS:
-            monkeypatch.setattr(AppendableLog, name, self._counted(getattr(AppendableLog, name)))
+            monkeypatch.setattr(Appender, name, self._counted(getattr(Appender, name)))
 
     def _counted(self, real: Any) -> Any:
         def act(*args: Any, **kwargs: Any) -> Any:
@@ -537,7 +538,7 @@ def test_a_recovery_that_stops_is_done_again(
 def test_an_error_after_the_decision_does_not_change_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = AppendableLog.end_transaction
+    real = Partition.end_transaction
     broken = True
 
     def marker(self: Any, *args: Any, **kwargs: Any) -> int:
@@ -545,7 +546,7 @@ def test_an_error_after_the_decision_does_not_change_it(
             raise OSError(5, "EIO")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(AppendableLog, "end_transaction", marker)
+    monkeypatch.setattr(Partition, "end_transaction", marker)
     with Producer(store, "x") as producer:
         with pytest.raises(OSError, match="EIO") as caught, producer.transaction() as tx:
             tx.send("a", b"1", partition=0)
@@ -599,7 +600,7 @@ def test_what_is_decided_is_committed_though_no_marker_finds_room(store: Store) 
 def test_who_takes_the_id_after_the_decision_has_finished_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = AppendableLog.end_transaction
+    real = Partition.end_transaction
     others: list[Producer] = []
 
     def marker(self: Any, *args: Any, **kwargs: Any) -> int:
@@ -608,7 +609,7 @@ def test_who_takes_the_id_after_the_decision_has_finished_it(
             raise DiskFullError(28, "ENOSPC")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(AppendableLog, "end_transaction", marker)
+    monkeypatch.setattr(Partition, "end_transaction", marker)
     monkeypatch.setattr(
         "logstore.producer.producer.time.sleep", lambda _: others.append(Producer(store, "x"))
     )

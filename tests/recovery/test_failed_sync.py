@@ -145,7 +145,7 @@ def test_the_mark_stays_until_all_of_it_is_on_the_disk(tmp_path: Path) -> None:
                 except OSError:
                     pass
                 else:
-                    log.discard()
+                    log.parts.discard()
             if not injected.fired:
                 break
             # In each case the log opens, and the records that were acknowledged are there.

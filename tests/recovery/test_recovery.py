@@ -258,9 +258,9 @@ def test_truncate_leaves_nothing_unsynced_below_what_it_calls_durable(make_log: 
     while len(log.segments) < 4:
         log.append(b"x" * 100)
     log.append(b"x" * 100)
-    sealed = [Watched(file) for file in log._stable._unsynced]
+    sealed = [Watched(file) for file in log.parts.active.durability._unsynced]
     assert len(sealed) == 3 * 3, "of each segment its log and two indexes"
-    log._stable._unsynced[:] = sealed  # type: ignore[assignment]
+    log.parts.active.durability._unsynced[:] = sealed  # type: ignore[assignment]
     log.truncate(log.end_offset - 1)
     assert log.durable_offset == log.end_offset
     assert all(file.synced for file in sealed)

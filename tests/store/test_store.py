@@ -196,7 +196,7 @@ def test_a_partition_is_opened_when_it_is_used_and_changed_when_it_is_written(
         assert not topic._opened
         assert [partition.end_offset for partition in topic] == [0, 1, 0]
         assert values(topic[1]) == [b"v"] and topic[1].tail(1)[0].offset == 0
-        assert all(partition.asleep for partition in topic)
+        assert all(partition.parts.active.asleep for partition in topic)
         topic.describe()
         store.sync()
         store.check()
@@ -206,7 +206,7 @@ def test_a_partition_is_opened_when_it_is_used_and_changed_when_it_is_written(
     assert after == before, "reading and closing leave every file alone"
     with make_store() as store:
         assert store["t"].append(b"w", partition=1).offset == 1
-        assert [partition.asleep for partition in store["t"]] == [True, False, True]
+        assert [partition.parts.active.asleep for partition in store["t"]] == [True, False, True]
         kill(store)
     with make_store() as store:
         assert not store.recovery.clean
@@ -220,7 +220,7 @@ def test_every_change_wakes_a_sleeping_partition(make_store: MakeStore, change: 
         store.create_topic("t").extend([b"a", b"b", b"c"])
     with make_store() as store:
         partition = store["t"][0]
-        assert partition.asleep
+        assert partition.parts.active.asleep
         if change == "append":
             assert partition.append(b"d") == 3
         elif change == "extend":
@@ -234,7 +234,7 @@ def test_every_change_wakes_a_sleeping_partition(make_store: MakeStore, change: 
         else:
             with partition.writer() as out:
                 out.append(b"d")
-        assert not partition.asleep
+        assert not partition.parts.active.asleep
         expected = values(partition)
     with make_store() as store:
         assert store.recovery.clean

@@ -178,7 +178,7 @@ def test_a_power_cut_right_after_a_truncation_is_no_damage(memory: str) -> None:
     def recover(path: str, _: Crash) -> None:
         log = Partition.open(f"{path}/a-0", config=SMALL)
         assert log.recovery.damage == []
-        log.discard()
+        log.parts.discard()
 
     assert explore(trace, recover, per_step=3).violations == []
 
@@ -189,7 +189,7 @@ def rolled(path: str, count: int = 9) -> None:
     for number in range(count):
         log.append(b"%d" % number * 200, timestamp=NOW + number)
     assert len(log.segments) == 3
-    log.discard()
+    log.parts.discard()
 
 
 def test_a_sealed_segment_that_lost_its_last_batches_whole_ends_the_log(memory: str) -> None:
@@ -226,7 +226,7 @@ def test_times_are_found_after_a_power_cut_right_behind_a_roll(memory: str) -> N
     def recover(path: str, _: Crash) -> list[tuple[int, int]]:
         log = Partition.open(f"{path}/a-0", config=SMALL)
         found = [(r.offset, log.offset_for_time(r.timestamp)) for r in log]
-        log.discard()
+        log.parts.discard()
         return found
 
     def check(found: list[tuple[int, int]], crash: Crash) -> None:

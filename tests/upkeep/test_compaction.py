@@ -776,7 +776,9 @@ def test_what_is_left_is_what_the_reference_leaves(
     memory = 1 << 20 if key_limit is None else 24 * -(-key_limit * 10 // 9)
     with open_log(path, segment_bytes=max(1024, segment_bytes), delete_retention_ms=100) as log:
         done = 0
-        producers = {producer: (epoch, last) for producer, epoch, last in log.producer_ends()}
+        producers = {
+            producer: (epoch, last) for producer, epoch, last in log.parts.rewriter.producer_ends()
+        }
         bases = [segment.base_offset for segment in log.segments]
         passes = 0
         while done < end:

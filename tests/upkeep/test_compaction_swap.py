@@ -153,8 +153,8 @@ def test_a_kill_at_any_change_of_a_name_leaves_the_log_before_or_after(
                 finished = False
             left = tmp_path / "left" / str(stop_at) / "orders-0"
             shutil.copytree(copy, left)
-        log._writer = None  # the process is gone: nothing is written any more
-        log._drop()
+        log.parts.active.writer = None  # the process is gone: nothing is written any more
+        log.parts.drop()
         seen.add(assert_before_or_after(left, before, after, stop_at % 6 == 0))
         if finished:
             break
@@ -216,8 +216,8 @@ def test_a_damaged_rewritten_segment_gives_way_to_the_old_ones(
         patch.setattr(SwapPlan, "finish", stop)  # all is renamed, nothing is forgotten
         with pytest.raises(Crash):
             one_swap(log)
-        log._writer = None
-        log._drop()
+        log.parts.active.writer = None
+        log.parts.drop()
     new = path / segment_name(0, ".log")
     data = bytearray(new.read_bytes())
     data[len(data) // 2] ^= 1
@@ -323,7 +323,7 @@ def test_a_reader_that_looks_between_two_renames_sees_one_or_the_other(
 
     def looking(directory: Directory, source: str, target: str) -> None:
         rename(directory, source, target)
-        if directory is log.directory:
+        if directory is log.parts.view.directory:
             found = contents(reader)
             assert found in (before, after)
             with Partition.open(path, readonly=True) as fresh:
@@ -404,7 +404,10 @@ def test_a_trim_meanwhile_stops_it(make_log: MakeLog) -> None:
 def test_one_compaction_at_a_time(make_log: MakeLog) -> None:
     log = make_log(segment_bytes=1024)
     fill(log)
-    with log.rewriting(), pytest.raises(ValueError, match="being compacted or purged already"):
+    with (
+        log.parts.rewriter.rewriting(),
+        pytest.raises(ValueError, match="being compacted or purged already"),
+    ):
         Compactor(log).run()
     Compactor(log).run()
 

@@ -60,7 +60,7 @@ def test_a_topic_that_set_nothing_keeps_everything(store: Store, fake_clock: Man
     report = Maintenance(store, clock=fake_clock).run_once()
     assert [act.what for act in report.acts if act.task == "retention"] == []
     assert [record.value for record in account[0]] == [b"+1000", b"-100", b"-50"]
-    assert account[0].reclaimable_bytes() == 0
+    assert account[0].parts.cutter.reclaimable_bytes() == 0
     account.alter({"retention.ms": 7 * DAY})
     Maintenance(store, clock=fake_clock).run_once()
     assert account[0].start_offset == 2
@@ -148,11 +148,11 @@ def test_silent_producers_are_forgotten(make_log: MakeLog, fake_clock: ManualClo
     log.append_batch(batch)
     maintenance = Maintenance([log], clock=fake_clock, retention=None)
     assert maintenance.run_once().acts == []
-    assert [ends[0] for ends in log.producer_ends()] == [7]
+    assert [ends[0] for ends in log.parts.rewriter.producer_ends()] == [7]
     fake_clock.advance(600_000)
     (act,) = maintenance.run_once().acts
     assert (act.task, act.what) == ("producers", "1 silent producers forgotten")
-    assert log.producer_ends() == []
+    assert log.parts.rewriter.producer_ends() == []
 
 
 def test_an_error_stops_nobody_else_and_is_seen(

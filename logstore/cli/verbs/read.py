@@ -141,7 +141,7 @@ class Selection:
         cuts: dict[int, Cut] = {}
         if last is not None:
             # Fix the ends first: following starts at them, so no record is printed twice or missed.
-            cuts = {log.number: log.cut for log in self.logs}
+            cuts = {log.number: log.parts.view.cut for log in self.logs}
             committed = self.isolation == "read_committed"
             positions = {
                 log.number: log.last_stable_offset if committed else log.end_offset
@@ -156,7 +156,7 @@ class Selection:
                 number = log.number
                 if number not in positions:
                     # A partition that was added later is read from its start.
-                    cuts[number] = log.cut
+                    cuts[number] = log.parts.view.cut
                     start = self.start.of(log) if first else log.start_offset
                     positions[number] = self._kept(log, start)
                 bound = self.stop
@@ -164,7 +164,7 @@ class Selection:
                     stops[number] = bound.of(log)
                 try:
                     _ = log.end_offset  # refreshes a readonly log; raises if it was truncated
-                    cut, lowest = log.cut, cuts[number].lowest_since()
+                    cut, lowest = log.parts.view.cut, cuts[number].lowest_since()
                     if lowest is not None and lowest < positions[number]:
                         raise LogTruncatedError(positions[number], truncated_to=lowest,
                                                 start=log.start_offset, end=log.end_offset,
@@ -175,7 +175,7 @@ class Selection:
                         yield record
                 except LogTruncatedError as error:
                     self.notes.append(str(error))
-                    cuts[number] = log.cut
+                    cuts[number] = log.parts.view.cut
                     positions[number] = max(error.truncated_to, log.start_offset)
                 except OffsetOutOfRangeError as error:
                     gone = log.start_offset - error.offset

@@ -31,7 +31,7 @@ DefaultSource = LogstoreDataSource  # the name Spark looks for
 
 
 def _compare_pythons(spark: SparkSession) -> None:
-    # A classic session knows the command of its workers; Spark Connect does not tell.
+    # A classic session has the command of its workers; Spark Connect does not expose it.
     command = getattr(getattr(spark, "_sc", None), "pythonExec", None)
     found = shutil.which(command) if command else None
     # Compare directories: bin/python and bin/python3 are one, a venv and its base are two.

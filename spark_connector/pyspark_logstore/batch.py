@@ -99,7 +99,7 @@ def reader_class() -> type[BatchReader]:
 
 
 def _push_down_is_off() -> bool:
-    """Whether Spark plans without push-down: only the function that called us was told."""
+    """Return whether Spark plans without push-down.  Only our caller's frame has this argument."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "_main" and "enable_pushdown" in frame.f_locals:

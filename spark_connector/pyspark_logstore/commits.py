@@ -1,25 +1,24 @@
-"""Commits: prepared files become records, exactly once, whatever is killed and whenever.
+"""Commits: append prepared files to the log exactly once, even if a process is killed.
 
-A commit is decided by one file, the plan.  It names the prepared files of a batch, the producer
-they are appended as, and where every partition ended when it was made:
+One file, the plan, decides a commit.  The plan names the prepared files of a batch, the producer
+that appends them, and the end offset of every partition when the plan is made.  The steps:
 
-    1  the store is opened for writing: nobody else commits meanwhile
-    2  plans that somebody left behind are finished, as in 5 to 7
-    3  a batch that is done already is over here
-    4  the plan is written, synced and renamed: from here on the batch will be in the log
-    5  its batches are appended, with the sequences they have in the plan, in a transaction;
-       then the end markers, then all of it is synced
-    6  the number of the batch is written down as done, synced and renamed
-    7  the plan goes, then the prepared files
+    1  open the store for writing; its lock excludes other commits
+    2  finish the plans of commits that were interrupted, with steps 5 to 7
+    3  stop if the batch is already done
+    4  write, sync and rename the plan; from here on the batch will be in the log
+    5  append the batches in a transaction, with their sequences in the plan; append the end
+       markers; sync
+    6  write, sync and rename the file that records the batch as done
+    7  delete the plan, then the prepared files
 
-Killed before 4, nothing is in the log and the batch is prepared anew.  Killed after it, the next
-commit of anyone, or `finish`, reads in the log behind the planned ends how much of the plan is
-there, and appends the rest.  So it does not matter that a replayed batch may have its rows in
-another order: the files of the plan are the batch.
+After a kill before step 4, nothing is in the log and Spark prepares the batch again.  After a kill
+later than that, the next commit to the store, or `finish`, reads the log from the planned ends on
+to find which part of the plan is there, and appends the rest.  A replayed batch may have its rows
+in another order; this is harmless, because the files of the plan are the batch.
 
-Producer id and epoch are computed from the application's name and the number of the batch, so that
-no two batches share their sequences, and a batch that was appended before is refused by the log
-itself as well.
+Producer id and epoch are computed from the application's name and the number of the batch.  So no
+two batches share sequences, and the log itself also rejects a batch that was appended before.
 
 Files at the root, which stores and brokers ignore: ``logstore.sink.<owner>.plan`` and ``.done``.
 """
@@ -100,7 +99,7 @@ class _Plan:
     application: str
     batch_id: int
     query_id: str
-    once: bool  # nobody will ever replay it: nothing needs to be remembered of it
+    once: bool  # a batch job, which is never replayed: do not record it as done
     overwrite: bool
     files: tuple[PreparedFile, ...]
     targets: tuple[_Target, ...]
@@ -121,7 +120,7 @@ class _Plan:
         return sum(extent.records for file in self.files for extent in file.extents)
 
     def stretches(self, topic: str, partition: int) -> Iterator[tuple[PreparedFile, Extent]]:
-        """What goes to a partition, always in the same order."""
+        """Return the stretches of a partition, always in the same order."""
         for file in self.files:
             for extent in file.extents:
                 if (extent.topic, extent.partition) == (topic, partition):
@@ -223,9 +222,10 @@ class Committer:
         application: str = "",
         batch_id: int | None = None,
     ) -> None:
-        """Remove what tasks prepared for a batch that will not be committed.
+        """Delete the prepared files of a batch that will not be committed.
 
-        With the application's name also what its tasks could not tell of, as they were killed.
+        With the application's name, also delete the files of its tasks that were killed before they
+        reported them.
         """
         planned = {file.name for plan in self._plans() for file in plan.files}
         names = {file.name for file in files if file is not None}
@@ -235,7 +235,7 @@ class Committer:
         remove(self._root, sorted(names - planned))
 
     def finish(self) -> list[Commit]:
-        """Finish every plan that was left behind, and sweep up; what was finished."""
+        """Finish every interrupted plan and delete garbage; return the finished commits."""
         with self._opened() as store:
             finished = self._finish_all(store)
             self._sweep("", -1)
@@ -382,7 +382,7 @@ class Committer:
                         "query": plan.query_id}  # fmt: skip
                 self._replace(self._done_name(plan.application), json.dumps(done).encode() + b"\n")
         (self._root / plan.name).unlink()
-        self._sync_root()  # before its files go: a plan that comes back must find them
+        self._sync_root()  # before its files are deleted: a plan that a crash restores needs them
         remove(self._root, [file.name for file in plan.files])
         self._sweep(plan.application, plan.batch_id, whole=plan.once)
 
@@ -498,7 +498,7 @@ class Committer:
             )
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Durably, all or nothing.  The store's lock is held: nobody else writes such files."""
+        """Replace a file atomically and durably.  The caller holds the store's lock."""
         temporary = self._root / f"{name}{TEMPORARY}"
         try:
             with open(temporary, "wb") as file:

@@ -1,8 +1,9 @@
-"""The option ``where``: which records of a chunk a condition picks.
+"""The option ``where``: select the records of a chunk by a condition.
 
-The condition is logstore's own language, and may look at every field of a record, its headers and
-its JSON.  It is asked for each record, which takes a few microseconds: what Spark can push down is
-better said to Spark.  In a stream, where Spark pushes nothing down, it spares the hand-over.
+The condition is in logstore's language and may use every field of a record, its headers and its
+JSON.  It is evaluated for each record, which takes a few microseconds.  A filter that Spark can
+push down is faster.  In a stream Spark pushes nothing down; there ``where`` avoids the transfer of
+records to Spark.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Filters that Spark hands down, as bounds and names that planning understands.
+"""Filters that Spark pushes down, converted to bounds and names for planning.
 
-Spark hands down a conjunction.  Topics and partitions are judged by name, offsets and times become
-half-open bounds; all of these are exact, so Spark need not look again.  What cannot be said so goes
-back to Spark, which then filters the rows itself.  Kafka's times have milliseconds, Spark's
-microseconds: a bound between two milliseconds is moved to the next one that means the same.
+Spark pushes down a conjunction.  Filters on topics and partitions select names; filters on offsets
+and times become half-open bounds.  These are exact, so Spark does not filter again.  Other filters
+are returned to Spark, which applies them to the rows.  Kafka's times are in milliseconds, Spark's
+in microseconds: a bound between two milliseconds is rounded to the millisecond that selects the
+same records.
 """
 
 from __future__ import annotations

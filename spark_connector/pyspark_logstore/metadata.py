@@ -1,7 +1,7 @@
-"""Where a record lies: the columns of ``metadata=true``.
+"""The columns of ``metadata=true``: the segment, position and batch of a record.
 
-They come from the headers of the batches, which are read a second time, beside the columns: this is
-for looking into a log, not for speed.  One Python object is made for a batch, none for a record.
+They are read from the batch headers in a second pass over the log, so this is for inspection, not
+for speed.  One Python object is made per batch, none per record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BatchMetadata:
     """The batches of a range, followed along with its rows."""
 
     def __init__(self, partition: Partition, wanted: Range) -> None:
-        # Aborted ones too: rows are found among batches by offset, whoever may see them.
+        # Aborted batches too: a row finds its batch by offset, at any isolation level.
         self._batches = partition.scan(wanted.start, wanted.end, on_lost="skip").located_batches()
         self._known: list[tuple[LocatedBatch, BatchHeader]] = []
 

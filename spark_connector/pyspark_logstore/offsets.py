@@ -1,11 +1,10 @@
-"""Ranges: from which offset to which each partition is read.
+"""Ranges: the start and end offset of each partition to read.
 
-Options speak of earliest, latest, times and numbers; a Range has numbers only.  A range that asks
-for what is no longer there (or not there yet) is data loss: an error with the numbers, or, with
-``failOnDataLoss=false``, clamped to what the log has.  Clamping never widens a range, so nothing is
-read twice.
+Options name earliest, latest, times or offsets; a Range has offsets only.  A range outside of the
+log is data loss: it raises an error with the numbers, or with ``failOnDataLoss=false`` it is
+clamped to the log.  Clamping never widens a range, so no record is read twice.
 
-Only names, indexes and the ends of logs are read here, and for a time the few KiB around it.
+Only names, indexes and the ends of logs are read here, and for a time a few KiB of the log.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The names are those of Spark's Kafka source, case-insensitive, so that a query moves by
 changing its format and adding a path.  An option that is unknown, malformed or meant for the other
-kind of query raises OptionError, which says what to write instead.
+kind of query raises OptionError, which names the correct form.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ BYTE_UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 class OptionError(ValueError):
-    """An option that cannot be used as it is; says which, why, and what to write instead."""
+    """An invalid option.  The message has the option, the reason and the correct form."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"option {option}: {problem}")
@@ -112,7 +112,7 @@ class SourceOptions:
     where: str | None = None
     now_ms: int = 0  # what relative times of `where` are counted from
     records_max: int | None = None  # of the whole query
-    group: str | None = None  # is told how far a stream has come
+    group: str | None = None  # the group that commits the progress of a stream
     skip_corrupt: bool = False
     trigger_offsets_max: int | None = None
     trigger_offsets_min: int | None = None
@@ -126,9 +126,10 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool | None = False) -> SourceOptions:
-        """Read what Spark hands over; OptionError for what cannot be used.
+        """Parse the options of Spark.  Raises OptionError for an invalid option.
 
-        `streaming` is None where Spark asks for the schema, and does not say which kind it plans.
+        `streaming` is None when Spark asks for the schema, because it does not pass the kind of
+        query then.
         """
         options = _known(given)
         for name in BATCH_ONLY if streaming else ():

@@ -16,7 +16,7 @@ GROUPS = re.compile(r"\(\?(?:[:=!>]|<[=!]|<[A-Za-z][A-Za-z0-9]*>)")
 
 
 def java_pattern(text: str) -> re.Pattern[str]:
-    """Compile a Java pattern; ValueError says what Python cannot read as Java does."""
+    """Compile a Java pattern.  Raises ValueError for syntax that Python reads differently."""
     parts = []
     at, in_class = 0, False
     while at < len(text):

@@ -1,8 +1,8 @@
 """Splits: which task reads which offsets.
 
-A partition is cut where its bytes, not its offsets, fill a task: whole segments are put together up
-to ``maxBytesPerPartition``, larger ones are cut by their offset index.  All of it comes from names,
-sizes and indexes.  Splits of one partition never overlap and leave nothing out.
+A partition is split by bytes, not by offsets: whole segments are combined up to
+``maxBytesPerPartition``, and larger segments are split by their offset index.  Planning reads only
+names, sizes and indexes.  Splits of a partition do not overlap and have no gap between them.
 """
 
 from __future__ import annotations
@@ -153,10 +153,10 @@ def _runs(
 
 
 def _in_time(segment: Segment, part: Range, pushed: Pushed, *, first: bool) -> Range:
-    """A part without what is provably too old or too new.
+    """Return a part without the records that are provably too old or too new.
 
-    Times need not be in order: a record is known to be too old only up to where the time index says
-    so, and too new only if the whole segment is.
+    Times may be out of order.  The time index proves that all records up to an offset are too old;
+    records are provably too new only if the whole segment is.
     """
     nothing = Range(part.start, part.start)
     least = segment.min_timestamp

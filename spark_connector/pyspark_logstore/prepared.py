@@ -1,14 +1,14 @@
 """Prepared files: what a task has encoded, invisible until the driver appends it.
 
-A prepared file holds raw Kafka batches with their checksums, stretch by stretch of one partition
-each.  It lies as a plain file at the root of the store: whoever sees the store sees it, whether the
-store is on a shared disk or is itself a mount; stores and brokers look at directories there only.
+A prepared file holds raw Kafka batches with their checksums, in stretches of one partition each.
+It is a plain file in the root of the store, so every process that can open the store can read it,
+also if the store is a mount.  Stores and brokers ignore it: they use only directories there.
 
     logstore.sink.<owner>.<batch>.<random>.prepared
 
 The owner is a query or a job; the batch is the number of its micro-batch, or ``x`` when that is
-not known.  A file is complete and on disk before its task says so; one that no plan names is
-garbage, whenever its owner's batch is done or it is old enough.
+not known.  A file is complete and synced before its task reports it.  A file that no plan names is
+garbage once its owner's batch is done, or after a time.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class PreparedWriter:
         self.added(topic, partition, count, keyless=keyless and count > 0)
 
     def finish(self) -> PreparedFile | None:
-        """Everything on disk: what to tell the driver.  None when there was no row."""
+        """Sync the file; return the report for the driver.  None if there was no row."""
         for place in list(self._encoders):
             self._write(place)
         self._finished = True

@@ -1,7 +1,7 @@
 """The columns of the source: those of Spark's Kafka source, in its order, and a few on request.
 
-A reader is told the schema the query uses: the one below, or the user's.  Only its columns are
-decoded, which is how Spark users prune columns here, since Spark itself hands none down.
+A reader gets the schema of the query: the one below, or the user's.  Only its columns are decoded.
+A user prunes columns with a schema, because Spark does not push down a projection.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ METADATA: dict[str, DataType] = {
     "position": LongType(),
     "compressionType": StringType(),
 }
-# What a user's schema may say instead: the same bytes under another type.
+# The types that a user's schema may have instead, for the same bytes.
 ALSO: dict[str, tuple[DataType, ...]] = {
     "key": (StringType(),),
     "value": (StringType(),),
@@ -91,7 +91,7 @@ def check_schema(schema: StructType) -> dict[str, str]:
 
 
 def _canonical(name: str) -> str:
-    """A column's name as the source spells it: Spark does not tell letters' cases apart."""
+    """Return a column's name in the source's spelling.  Spark ignores the case of names."""
     known = {column.lower(): column for column in (*RECORD, "headers", *METADATA)}
     found = known.get(name.lower())
     if found is None:

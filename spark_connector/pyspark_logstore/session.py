@@ -1,7 +1,7 @@
-"""A Spark session on this machine, and whether it can have one.
+"""A local Spark session, and checks that this machine can run one.
 
-What Spark says when Java or a recent pyspark is missing does not help; these checks come first and
-name the remedy.
+Spark's errors for a missing Java or an old pyspark are unclear.  The checks here run before Spark
+and name the remedy.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclasses.dataclass
 class Prepared(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The message of a task to the driver: its prepared file."""
 
     file: PreparedFile | None
     application: str

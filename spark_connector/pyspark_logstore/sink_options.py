@@ -1,4 +1,4 @@
-"""SinkOptions: what a user may say to ``write`` and ``writeStream``, parsed and checked once."""
+"""SinkOptions: the options of ``write`` and ``writeStream``, parsed and checked once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SinkOptions:
     batchBytes: int = 1 << 18
     # Seconds to wait for another writer of the store.
     lockTimeout: float = 60.0
-    # Seconds after which prepared files that nobody wants are removed.
+    # Seconds after which prepared files that no plan names are deleted.
     orphanAge: float = 86_400.0
 
     @classmethod

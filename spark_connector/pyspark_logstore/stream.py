@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch: float | None = None
         # Offsets that were gone, by where a batch began: it may be planned again.
         self._gone: dict[tuple[TopicPartition, int], int] = {}
-        self._uncommitted: Ends | None = None  # what the group has yet to be told
+        self._uncommitted: Ends | None = None  # ends that are not yet committed for the group
         self._told_of_lock = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- limits ----
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say; `latestOffset` applies all of them."""
+        """Return the read limit of the options; `latestOffset` applies all of them."""
         options = self._options
         if options.trigger_offsets_max is not None:
             return ReadMaxRows(options.trigger_offsets_max)
@@ -324,7 +324,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- the group ----
 
     def commit(self, end: StreamOffset) -> None:
-        """A batch is done: the checkpoint has it, and a group that was named is told."""
+        """Handle the end of a batch: the checkpoint has it; commit its ends for the group."""
         if self._options.group is not None:
             self._uncommitted = _read(end)
             self._tell_group(self._options.group)

@@ -5,7 +5,7 @@
     verify           every checksum, gap and index of a store, in parallel
     audit            counts, bytes, completeness, delays, missing and duplicate keys; table and page
     compact          the newest (or first) record of every key, into another topic
-    finish           commits of sinks that were cut short, and what they left behind
+    finish           complete interrupted commits of sinks, and delete their leftover files
 
 Each returns a report; ``python -m pyspark_logstore.pipelines`` runs them from a shell.  The same
 job runs on ``local[*]`` and on a cluster whose machines share the store's directory.

@@ -1,8 +1,8 @@
 """``python -m pyspark_logstore.pipelines``: every pipeline as a command.
 
-Progress goes to stderr, the report to stdout, as text or with --json.  The exit code is 0 when all
-is well, 1 when the report says that something is wrong, 2 when the job could not be done.  Under
-spark-submit the session is that of the cluster; otherwise it is one on this machine.
+Progress is printed on stderr, the report on stdout, as text or with --json.  The exit code is 0 if
+the report has no problem, 1 if it has one, 2 if the job failed.  Under spark-submit the session is
+that of the cluster; otherwise it is a local one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """compact: one record of every key, into another topic, at any size.
 
-What `Compactor` does in place and on one machine, as a shuffle: the newest record of every key (or
-the first, to remove duplicates) goes to a new topic, with its partition, time and headers, in the
-order of offsets.  Records without a key are kept.
+`Compactor` compacts in place on one machine; this is a Spark shuffle.  The newest record of every
+key (or the first, to remove duplicates) is written to a new topic, with its partition, time and
+headers, in offset order.  Records without a key are kept.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def compact(
     """Write the last (or first) record of every key of `topic` to topic `to` of `target`.
 
     `by`: "key" compares keys within a partition, as Kafka does; "key,value" removes only records
-    that are wholly the same, wherever they are.  `drop_tombstones` leaves out keys whose last
-    record has no value.
+    with equal key and value, in any partition.  `drop_tombstones` leaves out keys whose last record
+    has no value.
     """
     from pyspark.sql import functions as f
 

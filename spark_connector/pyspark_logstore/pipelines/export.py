@@ -1,10 +1,10 @@
 """export_parquet: topics into partitioned Parquet, incrementally and exactly once.
 
-Every run reads what is new since the last and writes it below ``<target>/_logstore/``, which
-readers of Parquet pass over.  Then one file, the plan, decides: it names the new files and where
-the next run starts.  Files are moved to their places, the position is written down, the plan goes.
-A run that is killed before the plan leaves nothing; one that is killed behind it is finished by the
-next.  No reader, Spark or other, ever sees a record twice or a part of a file.
+Every run reads the records since the last run and writes them below ``<target>/_logstore/``, which
+Parquet readers ignore.  Then one file, the plan, is written: it names the new files and the start
+of the next run.  The files are moved to their places, the position is stored, the plan is deleted.
+A run that is killed before the plan is written has no effect; one that is killed later is finished
+by the next run.  No reader sees a record twice or a part of a file.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def export_parquet(
     allow_loss: bool = False,
     progress: Progress = quiet,
 ) -> ExportReport:
-    """Add the committed records that came since the last run to Parquet files below `target`.
+    """Export the committed records since the last run to Parquet files below `target`.
 
-    Files lie in ``topic=.../date=...`` (`by` "day", "hour" or "none", of the records' times in
-    UTC).  `decode` writes keys and values as text, where they are UTF-8.  `allow_loss` goes on
-    where retention has deleted records that were never exported.
+    Files are in ``topic=.../date=...`` (`by` "day", "hour" or "none", of the records' times in
+    UTC).  `decode` writes keys and values as text if they are UTF-8.  `allow_loss` continues if
+    retention has deleted records that were never exported.
     """
     from pyspark.sql import functions as f
 
@@ -211,7 +211,7 @@ def _alone(aside: Path) -> Iterator[None]:
 
 
 def _finish(root: Path) -> bool:
-    """Do what a plan says; may be repeated from any point.  Whether there was one."""
+    """Carry out the plan, if there is one; return whether.  Idempotent from any point."""
     aside = root / ASIDE
     try:
         plan = json.loads((aside / PLAN).read_bytes())

@@ -1,6 +1,6 @@
-"""finish: complete the commits that a killed driver left behind, and sweep up.
+"""finish: complete the commits of killed drivers, and delete their leftover files.
 
-Any sink's next commit to the store does this as well; this is for a store whose queries are gone.
+The next commit of any sink to the store does the same; this is for a store without further commits.
 """
 
 from __future__ import annotations

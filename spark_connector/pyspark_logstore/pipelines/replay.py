@@ -1,8 +1,8 @@
-"""replay: a range of time of a topic, again, into another topic.
+"""replay: write a time range of a topic to another topic.
 
-Rewind and recompute: records keep their keys, headers, times and, where the target has as many
-partitions, their partition and order; `transform` may change what they say.  A replay has a name,
-and a replay of the same name is done once: run again after a crash, it continues or does nothing.
+Records keep their keys, headers and times, and also their partition and order if the target has as
+many partitions; `transform` may change their contents.  A replay has a name and is done once per
+name: if it runs again after a crash, it continues or does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What pipelines say while they run and when they are done."""
+"""Progress and reports of pipelines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PipelineError(RuntimeError):
 
 
 def quiet(_: str) -> None:
-    """A Progress that says nothing."""
+    """A Progress that prints nothing."""
 
 
 class Report:
@@ -29,7 +29,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; what a command's exit code says."""
+        """Return whether there is no problem; decides the exit code of the command."""
         return True
 
     def as_json(self) -> str:

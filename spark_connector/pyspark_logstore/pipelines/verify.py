@@ -1,8 +1,8 @@
 """verify: every checksum, record, gap and index of a store, segment by segment, in parallel.
 
-Each task opens the store read-only and reads one segment after the other; damage does not end it,
-but is noted with its place, and reading goes on behind it.  A gap is a fault only in a topic that
-is never compacted: there, offsets follow one another without exception.
+Each task opens the store read-only and reads segment by segment.  Damage is recorded with its
+position, and reading continues after it.  A gap is a problem only in a topic that is never
+compacted, because its offsets are consecutive.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def verify(
     *,
     progress: Progress = quiet,
 ) -> VerifyReport:
-    """Read everything there is of these topics, or of all, and say what is wrong."""
+    """Read and check these topics, or all; return a report of the problems."""
     begun = time.monotonic()
     path = str(Path(store).absolute())
     work: list[tuple[str, int, int, int, int]] = []

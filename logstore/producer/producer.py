@@ -22,7 +22,9 @@ callback of a delivery is called while its thread holds one of them: see `delive
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -48,6 +50,7 @@ from logstore.producer.routing import Route, Router, partitioner_of
 from logstore.producer.transacting import TransactionClient
 from logstore.producer.transaction import Transaction
 from logstore.serialization import SerializationError, Serializer, serializer
+from logstore.store.descriptors import FILES_PER_PARTITION
 from logstore.store.store import Store
 from logstore.store.topic import Position
 from logstore.waking import Wake
@@ -341,7 +344,17 @@ class Producer(_native.Sender, Closeable):
                 self._failures_more += 1
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the coordinator's reason for a FencedError; any other error unchanged."""
+        """Return the coordinator's reason for a FencedError; any other error itself.
+
+        An error for want of file descriptors gets a note with the limit.
+        """
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            error.add_note(
+                f"the process's limit of open files is {limit}; a producer keeps each partition "
+                f"that it has written open, with up to {FILES_PER_PARTITION} descriptors: raise "
+                f"the limit (ulimit -n), or send to fewer partitions with one producer"
+            )
         return error if self._client is None else self._client.explain(error)
 
     def hurry(self) -> None:

@@ -131,7 +131,11 @@ class Router:
                 lane = cast("Lane | None", route.lanes[number])
                 if lane is None or lane.partition.closed:
                     self._producer._check_usable()
-                    partition = route.topic[number]
+                    try:
+                        partition = route.topic[number]
+                    except OSError as error:
+                        self._producer.explain(error)  # adds a note if descriptors ran out
+                        raise
                     lane = Lane(
                         self._producer,
                         partition,

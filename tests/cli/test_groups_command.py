@@ -7,6 +7,7 @@ import json
 import logstore
 from logstore.coordinators.group_admin import Groups
 from tests.cli.conftest import NOON, Command, golden
+from tests.kit import flip
 
 
 def commit(command: Command, group: str = "workers", **offsets: int) -> None:
@@ -188,15 +189,14 @@ def test_damage_is_named_with_what_to_do(command: Command) -> None:
 def test_a_damaged_store_is_mended_when_asked(command: Command) -> None:
     command.fill(count=5)
     path = command.store / "orders-0" / "00000000000000000000.log"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
+    flip(path, path.stat().st_size // 2, 0xFF)
+    content = path.read_bytes()
     (told,) = command("repair", code=4).rows
     assert told["dry_run"] is True
-    assert path.read_bytes() == bytes(content)
+    assert path.read_bytes() == content
     (planned,) = command("repair", "--accept-loss", code=7).rows
     assert [step["loses"] for step in planned["steps"] if step["loses"]] == [[[2, 3]]]
-    assert path.read_bytes() == bytes(content)
+    assert path.read_bytes() == content
     (done,) = command("repair", "--accept-loss", "--yes").rows
     assert done["receipt"]
     assert [row["offset"] for row in command("read", "orders").rows] == [0, 1, 3, 4]

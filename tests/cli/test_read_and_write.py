@@ -14,6 +14,7 @@ from logstore import Record
 from logstore.cli.messages import formatter, message_of, record_to_json
 from logstore.cli.text import json_text
 from tests.cli.conftest import NOON, Command, golden
+from tests.kit import flip
 
 
 def records(command: Command, topic: str = "orders") -> list[Record]:
@@ -303,9 +304,7 @@ def test_following_ends_after_a_timeout(command: Command) -> None:
 def test_damage_is_reported_or_passed_over(command: Command) -> None:
     command.fill(count=5)
     path = command.store / "orders-0" / "00000000000000000000.log"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
+    flip(path, path.stat().st_size // 2, 0xFF)
     damaged = command("read", "orders", code=4)
     assert str(path) in damaged.err
     skipped = command("read", "orders", "--skip-corrupt", code=4)

@@ -82,28 +82,28 @@ def fill(log: Partition) -> None:
         log.append(b"behind %d" % number + bytes(100), timestamp=TIME + 200 + number)
 
 
+def trimmed(store: logstore.Store) -> Partition:
+    """Return a new partition that is filled, trimmed and checkpointed, and has its digests."""
+    store.create_topic("orders", config=SETTINGS)
+    log = store["orders"][0]
+    fill(log)
+    log.trim(2)
+    store.checkpoint()
+    log.parts.rewriter.write_digests()
+    return log
+
+
 def whole(root: Path) -> None:
     """A store that was closed cleanly, whose partition has lost its first records by a trim."""
     with logstore.open(root, durability="os") as store:
-        store.create_topic("orders", config=SETTINGS)
-        log = store["orders"][0]
-        fill(log)
-        log.trim(2)
-        store.checkpoint()
-        log.parts.rewriter.write_digests()
-        assert len(log.segments) >= 3
+        assert len(trimmed(store).segments) >= 3
 
 
 def left_by_kill(root: Path) -> None:
     """The same, killed after a sync and one more append."""
     copy = root.with_name("live")
     with logstore.open(copy, durability="os") as store:
-        store.create_topic("orders", config=SETTINGS)
-        log = store["orders"][0]
-        fill(log)
-        log.trim(2)
-        store.checkpoint()
-        log.parts.rewriter.write_digests()
+        log = trimmed(store)
         log.sync()
         log.append(b"not synced" + bytes(50), timestamp=TIME + 300)
         shutil.copytree(copy, root, dirs_exist_ok=True)

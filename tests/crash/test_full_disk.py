@@ -246,6 +246,15 @@ def test_no_reserve_is_kept_when_none_is_wanted(tmp_path: Path) -> None:
         assert not (store.path / RESERVE_NAME).exists()
 
 
+def deleted_but_open(folder: Path) -> list[str]:
+    """Return the files of a folder that have no name and are open in this process."""
+    held = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            held.append(os.readlink(link))
+    return [path for path in held if str(folder) in path and "(deleted)" in path]
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_deleted_segment_gives_its_blocks_back_at_once(tmp_path: Path) -> None:
     """No object holds its files open, not even for a later sync."""
@@ -256,11 +265,8 @@ def test_a_deleted_segment_gives_its_blocks_back_at_once(tmp_path: Path) -> None
             log.append(bytes(3000))
             log.roll()
         log.trim(log.end_offset)
-        held = []
-        for link in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                held.append(os.readlink(link))
-    assert [path for path in held if str(tmp_path) in path and "(deleted)" in path] == []
+        held = deleted_but_open(tmp_path)
+    assert held == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -278,11 +284,8 @@ def test_an_error_that_is_kept_holds_no_file_of_a_deleted_segment(tmp_path: Path
             kept.append(raised.value)
             log.roll()
         log.trim(log.end_offset)
-        held = []
-        for link in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                held.append(os.readlink(link))
-    assert [path for path in held if str(tmp_path) in path and "(deleted)" in path] == []
+        held = deleted_but_open(tmp_path)
+    assert held == []
 
 
 CYCLES = {"tmpfs": 170, "ext4": 30}

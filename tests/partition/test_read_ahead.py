@@ -16,6 +16,7 @@ import pytest
 
 from logstore import ClosedError, CorruptLogError, Partition, Record, _native
 from logstore.format import codecs, lz4_codec
+from logstore.record import Columns
 from tests.kit import with_crc
 
 MIB = 1 << 20
@@ -117,16 +118,22 @@ def test_damage_far_into_a_long_scan_is_found(tmp_path: Path) -> None:
         assert sum(1 for _ in scan) + len(scan.skipped[0].offsets) == len(wanted)
 
 
+def half_read(log: Partition) -> tuple[Iterator[Columns], Iterator[Record]]:
+    """Return two scans that have read a part of the log: one of columns, one of records."""
+    chunks = log.scan().columns(2_000)
+    records = iter(log.scan())
+    for _ in range(20):
+        next(chunks)
+    for _ in range(20_000):
+        next(records)
+    return chunks, records
+
+
 def test_closing_under_a_long_scan_ends_it(tmp_path: Path) -> None:
     write(tmp_path / "t-0", values(LONG, size=100))
     for _ in range(5):
         log = Partition.open(tmp_path / "t-0", readonly=True)
-        chunks = log.scan().columns(2_000)
-        records = iter(log.scan())
-        for _ in range(20):
-            next(chunks)
-        for _ in range(20_000):
-            next(records)
+        chunks, records = half_read(log)
         log.close()
         with pytest.raises(ClosedError):
             for _ in chunks:
@@ -147,12 +154,7 @@ def test_dropped_scans_leave_neither_threads_nor_descriptors(tmp_path: Path) -> 
         list(log.scan(0, 10).columns())  # imports numpy, which starts threads of its own
         before = look()
         for _ in range(10):
-            chunks = log.scan().columns(2_000)
-            records = iter(log.scan())
-            for _ in range(20):
-                next(chunks)
-            for _ in range(20_000):
-                next(records)
+            chunks, records = half_read(log)
         del chunks, records
         # A thread that an earlier test left may end while this test runs: fewer is no leak.
         assert all(now <= was for now, was in zip(look(), before, strict=True))

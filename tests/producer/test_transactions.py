@@ -818,15 +818,20 @@ def test_two_that_take_an_id_at_once_never_get_the_same_epoch(store: Store) -> N
     assert number > 1
 
 
+def begun(transactions: Transactions, number: int) -> tuple[Any, _Gate]:
+    """Begin a transaction of the id x; return its producer and a gate that is armed after it."""
+    mine = transactions.init_producer("x", 1000)
+    transactions.add_partitions("x", mine, [("b", 0)])
+    return mine, _Gate(transactions, number)
+
+
 @pytest.mark.parametrize("commit", [True, False])
 def test_who_ends_a_transaction_does_not_get_the_epoch_of_another(
     store: Store, commit: bool
 ) -> None:
     transactions = Transactions.of(store)
     for number in range(1, 9):
-        mine = transactions.init_producer("x", 1000)
-        transactions.add_partitions("x", mine, [("b", 0)])
-        gate = _Gate(transactions, number)
+        mine, gate = begun(transactions, number)
         with contextlib.suppress(FencedError):
             mine = transactions.end("x", mine, commit=commit)
         gate.remove()
@@ -839,9 +844,7 @@ def test_who_ends_a_transaction_does_not_get_the_epoch_of_another(
 def test_a_producer_that_goes_on_after_an_abort_fences_nobody_newer(store: Store) -> None:
     transactions = Transactions.of(store)
     for number in range(1, 9):
-        mine = transactions.init_producer("x", 1000)
-        transactions.add_partitions("x", mine, [("b", 0)])
-        gate = _Gate(transactions, number)
+        mine, gate = begun(transactions, number)
         with contextlib.suppress(FencedError):
             mine = transactions.init_producer("x", 1000, expected=mine)
         gate.remove()

@@ -292,7 +292,7 @@ static PyObject *cleaner_feed(CleanerObject *self, PyObject *args)
                           &expected, &offset_max, &budget)) {
         return NULL;
     }
-    if (expected < self->cleaner.index.base_offset || offset_max == INT64_MAX) {
+    if (expected < self->cleaner.index.base_offset) {
         return PyErr_Format(PyExc_ValueError, "cannot clean offsets %lld to %lld", expected,
                             offset_max);
     }

@@ -25,6 +25,11 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
         PyErr_SetString(PyExc_TypeError, "index must be bytes, a SegmentWriter or None");
         return false;
     }
+    if (base_offset < 0 || offset < 0) {
+        PyErr_Format(PyExc_ValueError, "no offset %lld in a segment from %lld",
+                     (long long)offset, (long long)base_offset);
+        return false;
+    }
     int64_t relative = offset - base_offset;
     int32_t target = relative < 0 ? -1 : relative > INT32_MAX ? INT32_MAX : (int32_t)relative;
     int64_t entry = ls_offset_index_search(entries, size / LS_OFFSET_ENTRY_BYTES, target);

@@ -35,6 +35,9 @@ static PyObject *native_scan_prefix(PyObject *self, PyObject *args)
                           &position, &limit, &next_offset, &interval, &dense, &progress)) {
         return NULL;
     }
+    if (base_offset < 0 || position < 0 || limit < 0 || next_offset < 0) {
+        return PyErr_Format(PyExc_ValueError, "no prefix from %lld to %lld", position, limit);
+    }
     FileObject *file = (FileObject *)object;
     if (!ls_file_pin(file)) {
         return NULL;
@@ -82,6 +85,9 @@ static PyObject *native_find_batch(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!LLLL:find_batch", module->file_type, &object, &position, &limit,
                           &offset_min, &offset_max)) {
         return NULL;
+    }
+    if (position < -1 || position == INT64_MAX || limit < 0) {
+        return PyErr_Format(PyExc_ValueError, "no batch after %lld below %lld", position, limit);
     }
     FileObject *file = (FileObject *)object;
     if (!ls_file_pin(file)) {

@@ -78,6 +78,10 @@ static PyObject *scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &payload_max, &aborted, &ahead)) {
         return NULL;
     }
+    if (offset_max == INT64_MAX) {
+        PyErr_SetString(PyExc_ValueError, "offset_max + 1 must be an offset");
+        return NULL;
+    }
     int64_t landing, position, next_position;
     if (!ls_index_lookup(module, index, base_offset, start, &landing, &position, &next_position)) {
         return NULL;

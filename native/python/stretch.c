@@ -7,7 +7,7 @@
 bool ls_stretch_open(ls_stretch *stretch, FileObject *file, int64_t position, int64_t limit,
                      int64_t expected, int64_t offset_max, int64_t budget, size_t io_bytes)
 {
-    if (position < 0 || limit < position || budget <= 0) {
+    if (position < 0 || limit < position || budget <= 0 || offset_max == INT64_MAX) {
         PyErr_Format(PyExc_ValueError, "cannot read from %lld to %lld", (long long)position,
                      (long long)limit);
         return false;

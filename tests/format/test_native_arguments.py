@@ -135,6 +135,38 @@ def test_a_segment_writer_refuses_numbers_that_overflow(
         _native.SegmentWriter(file, offsets=b"", times=b"", **numbers)
 
 
+LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
+
+
+def test_readers_refuse_numbers_that_overflow(directory: int) -> None:
+    file = file_of(directory, batches(1))
+    unused = (None, 0, decompress, 1 << 20)
+    for base, start, offset_max in ((LEAST, 5, 9), (5, LEAST, 9), (0, 0, GREATEST)):
+        with pytest.raises(ValueError):
+            _native.SegmentScan(
+                file, None, base, start, OFFSET_MAX, offset_max, -1, True, False, *unused
+            )
+    for base, offset in ((LEAST, 5), (5, LEAST)):
+        with pytest.raises(ValueError):
+            _native.SegmentScan.get(file, None, base, offset, *unused)
+    for position, limit in ((LEAST, 100), (GREATEST, 100), (0, LEAST)):
+        with pytest.raises(ValueError):
+            _native.find_batch(file, position, limit, 0, OFFSET_MAX)
+    for base, position, limit, next_offset in (
+        *((LEAST, 0, 100, 0), (0, LEAST, 100, 0)),
+        *((0, 0, LEAST, 0), (0, 0, 100, LEAST)),
+    ):
+        with pytest.raises(ValueError):
+            _native.scan_prefix(file, base, position, limit, next_offset, 4096, True, None)
+
+
+def test_a_map_refuses_an_offset_that_has_no_next(directory: int) -> None:
+    file = file_of(directory, b"no batch" * 20)
+    unused = (1 << 20, 0, _native.Transactions(b""), decompress, 1 << 20, 4096)
+    with pytest.raises(ValueError, match="cannot read"):
+        _native.OffsetMap(4096, b"s" * 16).read(file, 0, file.end, 0, GREATEST, *unused)
+
+
 def test_a_cleaner_refuses_offsets_below_its_base(directory: int) -> None:
     file = file_of(directory, batches(1))
     cleaner = _native.Cleaner(

@@ -242,7 +242,7 @@ def test_numbers_beyond_64_bits_are_clamped_or_refused_by_name(log: Partition) -
 
 
 def test_the_last_offsets_there_are_are_given_out_once(make_log: MakeLog, tmp_path: Path) -> None:
-    last = (1 << 63) - (1 << 31)  # no batch may start above this
+    last = (1 << 63) - (1 << 31) - 1  # no batch starts above this: its last offset + 1 is an int64
     first = last - 3
     (tmp_path / "orders-0").mkdir()
     (tmp_path / "orders-0" / f"{first:020d}.log").touch()

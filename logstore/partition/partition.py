@@ -76,8 +76,8 @@ class Partition(Closeable):
         self._view, self._active, self._reader = parts.view, parts.active, parts.reader
         # The hot calls, without a frame of this class.  The parts do not refer to the Partition, so
         # this makes no reference cycle.
-        for name, bound in (("append", parts.appender.append), ("scan", parts.reader.scan)):
-            setattr(self, name, bound)
+        for name in ("append", "scan"):
+            setattr(self, name, getattr(parts, name))
         parts.complete()
 
     # ---- opening ----
@@ -194,7 +194,8 @@ class Partition(Closeable):
     @property
     def end_offset(self) -> int:
         """The offset that the next record gets."""
-        return self._reader.end_offset
+        writer = self._active.writer  # as Reader does, without its frame: callers poll this
+        return writer.next_offset if writer is not None else self._view.end_offset
 
     @property
     def durable_offset(self) -> int:

@@ -213,7 +213,10 @@ class Directory(_native.OpenDirectory):
             raise _with_type(error, path) from None
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
-        """Return the contents of a small file.  Faster than `open`, which allocates a buffer."""
+        """Return the first `max_bytes` bytes of a small file; a longer one is cut without an error.
+
+        Faster than `open`, which allocates a buffer.
+        """
         path = f"{self._text}/{name}"
 
         def act() -> bytes:

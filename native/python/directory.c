@@ -311,7 +311,8 @@ static PyObject *native_set_times(PyObject *self, PyObject *args)
     return os_result(self, result, name);
 }
 
-/* read_file(directory, name, path, max_bytes): without the window that a File reads through. */
+/* read_file(directory, name, path, max_bytes) -> at most the first max_bytes bytes.  Reads without the
+ * window of a File.  A longer file is cut without an error. */
 static PyObject *native_read_file(PyObject *self, PyObject *args)
 {
     int directory;
@@ -320,6 +321,9 @@ static PyObject *native_read_file(PyObject *self, PyObject *args)
     long long size_max;
     if (!PyArg_ParseTuple(args, "isUL:read_file", &directory, &name, &path, &size_max)) {
         return NULL;
+    }
+    if (size_max < 0) {
+        return PyErr_Format(PyExc_ValueError, "cannot read %lld bytes", size_max);
     }
     const ls_io *io = &ls_io_process;
     int fd;
@@ -368,6 +372,6 @@ PyMethodDef ls_directory_functions[] = {
     {"set_times", native_set_times, METH_VARARGS,
      PyDoc_STR("set_times(directory, name, accessed_ns, modified_ns)")},
     {"read_file", native_read_file, METH_VARARGS,
-     PyDoc_STR("read_file(directory, name, path, max_bytes) -> bytes")},
+     PyDoc_STR("read_file(directory, name, path, max_bytes) -> bytes, the first max_bytes at most")},
     {NULL, NULL, 0, NULL},
 };

@@ -395,6 +395,8 @@ static void module_free(void *self)
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
+    /* No Py_mod_gil: without the GIL, SegmentScan must not reuse a Record because Py_REFCNT is 1 (see
+     * hand_out() in scan.c), and busy flags and pin counts need atomics. */
     {0, NULL},
 };
 

@@ -167,6 +167,12 @@ def test_a_map_refuses_an_offset_that_has_no_next(directory: int) -> None:
         _native.OffsetMap(4096, b"s" * 16).read(file, 0, file.end, 0, GREATEST, *unused)
 
 
+def test_a_file_is_not_read_up_to_a_negative_size(directory: int) -> None:
+    file_of(directory, b"content")
+    with pytest.raises(ValueError, match="-1 bytes"):
+        _native.read_file(directory, "0.log", "0.log", -1)
+
+
 def test_a_cleaner_refuses_offsets_below_its_base(directory: int) -> None:
     file = file_of(directory, batches(1))
     cleaner = _native.Cleaner(

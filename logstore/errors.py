@@ -152,7 +152,14 @@ class RecordTooLargeError(LogStoreError, ValueError):
 
 
 class InvalidRecordError(LogStoreError, ValueError):
-    """The record breaks a rule of the format or of the partition's configuration."""
+    """The record breaks a rule of the format or of the partition's configuration.
+
+    ``.reason`` is "crc", "codec", "key", "timestamp" or "transaction"; "" for any other rule.
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class InvalidNameError(LogStoreError, ValueError):

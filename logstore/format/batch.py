@@ -192,7 +192,8 @@ def verify(header: BatchHeader, raw: bytes | memoryview) -> None:
     if crc != header.crc:
         raise InvalidRecordError(
             f"the batch of offset {header.base_offset} has checksum {crc:08x}, but its header has "
-            f"{header.crc:08x}: the batch is damaged"
+            f"{header.crc:08x}: the batch is damaged",
+            reason="crc",
         )
 
 

@@ -71,7 +71,9 @@ def _checked(
         payload = _unpacked(header, payload, config)
     least, greatest, keyless = _native.check_records(raw, payload)
     if keyless and "compact" in config.cleanup_policy:
-        raise InvalidRecordError(f"{keyless} records without a key in a compacted topic")
+        raise InvalidRecordError(
+            f"{keyless} records without a key in a compacted topic", reason="key"
+        )
     if config.message_timestamp_type == "CreateTime":
         _check_times(least, greatest, config, now_ms)
     # A client may send a wrong maximum, and retention and the time index rely on it.
@@ -119,7 +121,9 @@ def _unpacked(header: BatchHeader, payload: bytes, config: PartitionConfig) -> b
     try:
         return codecs.decompress(header.codec, payload, config.max_decompressed_message_bytes)
     except codecs.CodecError as error:
-        raise InvalidRecordError(f"the records cannot be decompressed: {error}") from error
+        raise InvalidRecordError(
+            f"the records cannot be decompressed: {error}", reason="codec"
+        ) from error
 
 
 def _check_times(least: int, greatest: int, config: PartitionConfig, now_ms: int) -> None:
@@ -127,12 +131,14 @@ def _check_times(least: int, greatest: int, config: PartitionConfig, now_ms: int
     if least >= 0 and now_ms - least > before:
         raise InvalidRecordError(
             f"a record's time {least} is {now_ms - least} ms in the past; "
-            f"message.timestamp.before.max.ms is {before}"
+            f"message.timestamp.before.max.ms is {before}",
+            reason="timestamp",
         )
     if greatest - now_ms > after:
         raise InvalidRecordError(
             f"a record's time {greatest} is {greatest - now_ms} ms in the future; "
-            f"message.timestamp.after.max.ms is {after}"
+            f"message.timestamp.after.max.ms is {after}",
+            reason="timestamp",
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from logstore.errors import LogStoreError
 
@@ -36,90 +36,27 @@ def dotted(name: str) -> str:
     return name.replace("_", ".")
 
 
-def _setting(default: Any, **rule: object) -> Any:
+def setting(default: Any, **rule: object) -> Any:
     """Return a field whose `rule` is checked when a config is made."""
     return dataclasses.field(default=default, metadata=rule)
 
 
-def _integer(default: int, least: int, most: int = INT64_MAX, *, but: int | None = None) -> Any:
-    return _setting(default, least=least, most=most, but=but)
+def integer(default: int, least: int, most: int = INT64_MAX, *, but: int | None = None) -> Any:
+    return setting(default, least=least, most=most, but=but)
 
 
-def _choice(default: str, *choices: str) -> Any:
-    return _setting(default, choices=choices)
+def choice(default: str, *choices: str) -> Any:
+    return setting(default, choices=choices)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionConfig:
-    """The settings of a topic, and so of its partitions.  A field's comment is its consequence."""
+class Settings:
+    """The base of settings in a frozen dataclass: each value is checked by the rule of its field.
 
-    # ---- files ----
+    The fields of a subclass are made with `integer`, `choice` and `setting`.
+    """
 
-    # Roll to a new file at this size.  Smaller: finer retention, more files.
-    segment_bytes: int = _integer(1 << 30, 1024, INT32_MAX)
-    # Roll when a record is this much younger than the segment's first.
-    segment_ms: int = _integer(604_800_000, 1)
-    # Spread time-based rolls over this span, so that many partitions do not roll at once.
-    segment_jitter_ms: int = _integer(0, 0)
-    # Largest size of an index file; a full index rolls the segment.
-    segment_index_bytes: int = _integer(10_485_760, 24, INT32_MAX)
-    # One index entry for this many bytes.  Smaller: faster random reads, larger indexes.
-    index_interval_bytes: int = _integer(4096, 0, INT32_MAX)
-    # Kafka keeps a deleted segment's files this long.  Not used: readers keep their files open, so
-    # logstore deletes at once.
-    file_delete_delay_ms: int = _integer(60_000, 0)
-    # Kafka allocates a segment's whole file in advance.  Not used: logstore never does.
-    preallocate: bool = _setting(False)
-
-    # ---- what is admitted ----
-
-    # The largest batch, its header included; a record must fit in one.
-    max_message_bytes: int = _integer(1_048_588, 128, INT32_MAX)
-    # CreateTime keeps a record's own time, LogAppendTime replaces it by the time of the append.
-    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = _choice(
-        "CreateTime", "CreateTime", "LogAppendTime"
-    )
-    # How far a record's own time may be in the past or future.
-    message_timestamp_before_max_ms: int = _integer(INT64_MAX, 0)
-    message_timestamp_after_max_ms: int = _integer(INT64_MAX, 0)
-    # The codec of append() and extend().  "producer": that of the writer, by default none.
-    compression_type: Literal[
-        "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
-    ] = _choice("producer", "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
-    # Higher: smaller batches, slower appends.  -1 is gzip's own default.
-    compression_gzip_level: int = _integer(-1, 1, 9, but=-1)
-    compression_lz4_level: int = _integer(9, 1, 17)
-    compression_zstd_level: int = _integer(3, -131_072, 22)
-    # A batch that decompresses to more than this is refused by reads and writes.
-    max_decompressed_message_bytes: int = _integer(64 << 20, 1024, INT32_MAX)
-    # The state of an idempotent producer that is idle for this long is removed.
-    producer_id_expiration_ms: int = _integer(86_400_000, 1)
-
-    # ---- what is kept ----
-
-    # "delete": by age and size; "compact": the newest record of every key; or both.
-    cleanup_policy: str = _setting("delete", policies=("compact", "delete"))
-    # Delete a segment if all of its records are older; -1 keeps all.  Kafka's default is 7 days.
-    retention_ms: int = _integer(-1, -1)
-    # Delete the oldest segments while the partition is larger; -1 sets no limit.
-    retention_bytes: int = _integer(-1, -1)
-    # How long a tombstone stays readable after the first compaction that read it.
-    delete_retention_ms: int = _integer(86_400_000, 0)
-    # Records younger than this are not compacted.
-    min_compaction_lag_ms: int = _integer(0, 0)
-    # Compact if a record is older than this, for any dirty ratio.
-    max_compaction_lag_ms: int = _integer(INT64_MAX, 1)
-    # Compact if this share of the log's bytes has not been compacted.
-    min_cleanable_dirty_ratio: float = _setting(0.5, least=0.0, most=1.0)
-
-    # ---- flushing and replicas ----
-
-    # Sync after this many records, or milliseconds; durability="fsync" syncs every append anyway.
-    flush_messages: int = _integer(INT64_MAX, 1)
-    flush_ms: int = _integer(INT64_MAX, 0)
-    # For replication and Kafka's clients.  Not used by a log with one copy.
-    min_insync_replicas: int = _integer(1, 1, INT32_MAX)
-    unclean_leader_election_enable: bool = _setting(False)
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -127,14 +64,9 @@ class PartitionConfig:
             checked = _checked(field, value)
             if checked is not value:
                 object.__setattr__(self, field.name, checked)
-        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
-            raise ConfigError(
-                f"min.compaction.lag.ms must be at most max.compaction.lag.ms "
-                f"({self.max_compaction_lag_ms}), not {self.min_compaction_lag_ms}"
-            )
 
     @classmethod
-    def of(cls, config: PartitionConfig | Mapping[str, Any] | None) -> PartitionConfig:
+    def of(cls, config: Self | Mapping[str, Any] | None) -> Self:
         """Return the config for None (the defaults), a config, or a mapping with either spelling.
 
         Numbers and truth values of a mapping may be text, as in Kafka's tools.
@@ -144,10 +76,10 @@ class PartitionConfig:
         if isinstance(config, cls):
             return config
         if not isinstance(config, Mapping):
-            raise ConfigError(f"config must be a PartitionConfig or a mapping, not {config!r}")
+            raise ConfigError(f"config must be a {cls.__name__} or a mapping, not {config!r}")
         return cls().with_settings(config)
 
-    def with_settings(self, settings: Mapping[str, Any]) -> PartitionConfig:
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """Return a copy with some settings changed; a value of None is the default."""
         known = {field.name: field for field in dataclasses.fields(self)}
         changes: dict[str, Any] = {}
@@ -169,6 +101,87 @@ class PartitionConfig:
             for f in dataclasses.fields(self)
             if (value := getattr(self, f.name)) != f.default
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionConfig(Settings):
+    """The settings of a topic, and so of its partitions.  A field's comment is its consequence."""
+
+    # ---- files ----
+
+    # Roll to a new file at this size.  Smaller: finer retention, more files.
+    segment_bytes: int = integer(1 << 30, 1024, INT32_MAX)
+    # Roll when a record is this much younger than the segment's first.
+    segment_ms: int = integer(604_800_000, 1)
+    # Spread time-based rolls over this span, so that many partitions do not roll at once.
+    segment_jitter_ms: int = integer(0, 0)
+    # Largest size of an index file; a full index rolls the segment.
+    segment_index_bytes: int = integer(10_485_760, 24, INT32_MAX)
+    # One index entry for this many bytes.  Smaller: faster random reads, larger indexes.
+    index_interval_bytes: int = integer(4096, 0, INT32_MAX)
+    # Kafka keeps a deleted segment's files this long.  Not used: readers keep their files open, so
+    # logstore deletes at once.
+    file_delete_delay_ms: int = integer(60_000, 0)
+    # Kafka allocates a segment's whole file in advance.  Not used: logstore never does.
+    preallocate: bool = setting(False)
+
+    # ---- what is admitted ----
+
+    # The largest batch, its header included; a record must fit in one.
+    max_message_bytes: int = integer(1_048_588, 128, INT32_MAX)
+    # CreateTime keeps a record's own time, LogAppendTime replaces it by the time of the append.
+    message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = choice(
+        "CreateTime", "CreateTime", "LogAppendTime"
+    )
+    # How far a record's own time may be in the past or future.
+    message_timestamp_before_max_ms: int = integer(INT64_MAX, 0)
+    message_timestamp_after_max_ms: int = integer(INT64_MAX, 0)
+    # The codec of append() and extend().  "producer": that of the writer, by default none.
+    compression_type: Literal[
+        "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"
+    ] = choice("producer", "producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
+    # Higher: smaller batches, slower appends.  -1 is gzip's own default.
+    compression_gzip_level: int = integer(-1, 1, 9, but=-1)
+    compression_lz4_level: int = integer(9, 1, 17)
+    compression_zstd_level: int = integer(3, -131_072, 22)
+    # A batch that decompresses to more than this is refused by reads and writes.
+    max_decompressed_message_bytes: int = integer(64 << 20, 1024, INT32_MAX)
+    # The state of an idempotent producer that is idle for this long is removed.
+    producer_id_expiration_ms: int = integer(86_400_000, 1)
+
+    # ---- what is kept ----
+
+    # "delete": by age and size; "compact": the newest record of every key; or both.
+    cleanup_policy: str = setting("delete", policies=("compact", "delete"))
+    # Delete a segment if all of its records are older; -1 keeps all.  Kafka's default is 7 days.
+    retention_ms: int = integer(-1, -1)
+    # Delete the oldest segments while the partition is larger; -1 sets no limit.
+    retention_bytes: int = integer(-1, -1)
+    # How long a tombstone stays readable after the first compaction that read it.
+    delete_retention_ms: int = integer(86_400_000, 0)
+    # Records younger than this are not compacted.
+    min_compaction_lag_ms: int = integer(0, 0)
+    # Compact if a record is older than this, for any dirty ratio.
+    max_compaction_lag_ms: int = integer(INT64_MAX, 1)
+    # Compact if this share of the log's bytes has not been compacted.
+    min_cleanable_dirty_ratio: float = setting(0.5, least=0.0, most=1.0)
+
+    # ---- flushing and replicas ----
+
+    # Sync after this many records, or milliseconds; durability="fsync" syncs every append anyway.
+    flush_messages: int = integer(INT64_MAX, 1)
+    flush_ms: int = integer(INT64_MAX, 0)
+    # For replication and Kafka's clients.  Not used by a log with one copy.
+    min_insync_replicas: int = integer(1, 1, INT32_MAX)
+    unclean_leader_election_enable: bool = setting(False)
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise ConfigError(
+                f"min.compaction.lag.ms must be at most max.compaction.lag.ms "
+                f"({self.max_compaction_lag_ms}), not {self.min_compaction_lag_ms}"
+            )
 
     @property
     def deletes(self) -> bool:
@@ -219,6 +232,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if "choices" in rule:
         if value not in rule["choices"]:
             raise ConfigError(f"{name} must be one of {', '.join(rule['choices'])}, not {value!r}")
+    elif isinstance(field.default, str):
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} must be text, not {value!r}")
     elif isinstance(field.default, bool):
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be true or false, not {value!r}")

@@ -274,17 +274,22 @@ class GroupCoordinator(Closeable):
         session_timeout_ms: int,
         rebalance_timeout_ms: int,
         protocols: Sequence[tuple[str, bytes]],
-        nudge: Callable[[], None],
+        nudge: Callable[[], None] | None = None,
         reason: str = "",
+        client_host: str = IN_PROCESS,
+        protocol_type: str = PROTOCOL_TYPE,
+        id_first: bool = False,
     ) -> None:
         """Join a group; `done` gets the reply, in any thread, after all members have joined.
 
         After a successful join, `nudge` is called if the member has to join again or was removed.
+        A member of another process has none: it learns that from its heartbeats.  `id_first`: a new
+        member gets its id only, and joins again with it.
         """
 
         def answer(reply: JoinReply | SyncReply) -> None:
             assert isinstance(reply, JoinReply)
-            if not reply.error:
+            if not reply.error and nudge is not None:
                 with room.lock:
                     if reply.member_id in room.machine.members:
                         room.nudges[reply.member_id] = nudge
@@ -299,11 +304,12 @@ class GroupCoordinator(Closeable):
                 member_id=member_id,
                 instance_id=instance_id,
                 client_id=client_id,
-                client_host=IN_PROCESS,
+                client_host=client_host,
                 session_timeout_ms=session_timeout_ms,
                 rebalance_timeout_ms=rebalance_timeout_ms,
-                protocol_type=PROTOCOL_TYPE,
+                protocol_type=protocol_type,
                 protocols=protocols,
+                id_first=id_first,
                 reason=reason,
             ),
         )
@@ -451,6 +457,13 @@ class GroupCoordinator(Closeable):
         )
 
     # ---- administration ----
+
+    def knows(self, group_id: str) -> bool:
+        """Return whether there is such a group: in memory, or with a record in the log."""
+        with self._lock:
+            if group_id in self._rooms:
+                return True
+        return self.book.knows(group_id)
 
     def machine(self, group_id: str) -> GroupMachine:
         """Return the group's machine; use it only under `locked`."""

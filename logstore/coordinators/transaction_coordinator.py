@@ -369,10 +369,12 @@ class Transactions(Closeable):
         timeout_ms: int,
         *,
         expected: tuple[int, int] | None = None,
+        client_version: int = 2,
     ) -> tuple[int, int]:
         """Fence every other producer of an id, and abort its open transaction.
 
-        Return the producer id and epoch of the new producer.
+        Return the producer id and epoch of the new producer.  A `client_version` below 2 is a
+        Kafka client, in another process: see `TransactionMachine`.
         """
         self._store.access.check_writable()
         was_open = False
@@ -382,8 +384,9 @@ class Transactions(Closeable):
             known = self._machine.get(transactional_id)
             was_open = known is not None and known.state is TransactionState.ONGOING
             return self._machine.init_producer(
-                transactional_id, timeout_ms, now, fresh_id=self._fresh_id, expected=expected
-            )
+                transactional_id, timeout_ms, now, fresh_id=self._fresh_id, expected=expected,
+                client_version=client_version,
+            )  # fmt: skip
 
         known = self._ask(transactional_id, request)
         while was_open:  # the first request only aborted the open transaction: repeat it
@@ -436,6 +439,12 @@ class Transactions(Closeable):
         """Raise TransactionAbortedError or FencedError if a producer's epoch has ended."""
         with self._lock:
             self._machine.check(transactional_id, *identity)
+
+    def producer_id_of(self, transactional_id: str) -> int | None:
+        """Return the producer id of a transactional id; None if the id is not known."""
+        with self._lock:
+            known = self._machine.get(transactional_id)
+            return None if known is None else known.producer_id
 
     def outcome(self, transactional_id: str, producer_id: int, epoch: int) -> str:
         """Return how the transaction of an epoch ended; see `TransactionMachine.outcome`."""
@@ -500,18 +509,20 @@ class Transactions(Closeable):
     def recover(self, *, abort_ongoing: bool) -> tuple[str, ...]:
         """Write the markers of decided transactions, and abort open ones; return their ids.
 
-        `abort_ongoing`: abort all open transactions, because the process of their producers has
-        ended.  Otherwise abort only those that have timed out: a producer may still continue.
+        `abort_ongoing`: also abort the open transactions of this library's producers, because their
+        process has ended.  Those of Kafka's clients are aborted only if they have timed out: a
+        client may still continue.
         """
         with self._lock:
             now = self._guarded_clock.now_ms()
             open_ids = [
                 known.transactional_id
                 for known in self._machine
-                if known.state is TransactionState.ONGOING
+                if known.state is TransactionState.ONGOING and known.client_version >= 2
             ]
-            names = self._machine.unfinished()
-            names += open_ids if abort_ongoing else self._machine.timed_out(now)
+            names = self._machine.unfinished() + self._machine.timed_out(now)
+            if abort_ongoing:
+                names = [*dict.fromkeys(names + open_ids)]
         errors: dict[str, LogStoreError | OSError] = {}
         for name in names:
             try:
@@ -538,7 +549,7 @@ class Transactions(Closeable):
             return  # another thread ends it
 
     def close(self) -> None:
-        """Abort all open transactions: their producers use this store, which is closing."""
+        """Abort the open transactions of producers that use this store, which is closing."""
         if self._closing:
             return
         gone = ClosedError(f"the store {self._store.path} is closed")

@@ -12,7 +12,8 @@ the record was appended.  After Prepare* is in the log, the transaction can only
 process that loads the log later writes the markers again.
 
 Each transaction has its own epoch (KIP-890).  The markers have the next epoch, which fences batches
-of the ended transaction that arrive late.
+of the ended transaction that arrive late.  A `client_version` below 2 is a Kafka client from before
+KIP-890: its epoch stays the same from one transaction to the next, and its markers have that epoch.
 
 The caller serialises all calls.  While an effect of an id is under way, other requests for the id
 raise ConcurrentTransactionsError.
@@ -169,6 +170,7 @@ class TransactionMachine:
         *,
         fresh_id: Callable[[], int],
         expected: tuple[int, int] | None = None,
+        client_version: int = 2,
     ) -> Effect | None:
         """Make the caller the only producer of an id.
 
@@ -189,7 +191,8 @@ class TransactionMachine:
         known = self._idle(transactional_id)
         if known is None:
             new = TransactionMetadata(transactional_id, fresh_id(), 0, timeout_ms,
-                                      last_update_ms=now_ms)  # fmt: skip
+                                      last_update_ms=now_ms,
+                                      client_version=client_version)  # fmt: skip
             return self._append(new)
         if expected is not None and expected != (known.producer_id, known.producer_epoch):
             if not (_is_last(known, *expected) and known.state.is_over):
@@ -211,7 +214,7 @@ class TransactionMachine:
                 start_ms=-1,
                 previous_producer_id=known.producer_id if exhausted else -1,
                 next_producer_id=-1,
-                client_version=2,
+                client_version=client_version,
                 last_epoch=-1 if expected is None else known.producer_epoch,
             )
         )
@@ -265,16 +268,24 @@ class TransactionMachine:
         ):
             return None
         known = self._of(transactional_id, producer_id, producer_epoch)
+        keeps_epoch = known.client_version < 2
+        if keeps_epoch and known.state is ended:
+            return None
         if known.state is not S.ONGOING:
             raise TransactionStateError(
                 f"{_named(known)} has no transaction to {'commit' if commit else 'abort'}: it is "
                 f"{known.state.kafka_name}"
             )
+        prepared = S.PREPARE_COMMIT if commit else S.PREPARE_ABORT
+        if keeps_epoch:
+            return self._append(
+                dataclasses.replace(known, state=prepared, last_epoch=-1, last_update_ms=now_ms)
+            )
         exhausted = known.producer_epoch >= LAST_EPOCH
         return self._append(
             dataclasses.replace(
                 known,
-                state=S.PREPARE_COMMIT if commit else S.PREPARE_ABORT,
+                state=prepared,
                 producer_epoch=known.producer_epoch + 1,
                 last_epoch=known.producer_epoch,
                 next_producer_id=fresh_id() if exhausted else -1,

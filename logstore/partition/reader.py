@@ -159,6 +159,12 @@ class Reader:
             _ = self.end_offset  # a ReadOnlyView takes in new batches
             return self._view.known_producers().state.get(producer_id)
 
+    def producers(self) -> tuple[ProducerEntry, ...]:
+        """Return what the log remembers of each producer, by id."""
+        with self._view.lock:
+            _ = self.end_offset  # a reader looks again
+            return tuple(self._view.known_producers().state)
+
     def aborted_transactions(
         self, start: int | None = None, stop: int | None = None
     ) -> list[AbortedTransaction]:

@@ -208,6 +208,11 @@ class Topic(Sequence[Partition]):
             return self._open_partition(number)
         return partition
 
+    def opened(self, number: int) -> Partition | None:
+        """Return a partition that is open; None for one that would have to be opened first."""
+        partition = self._opened.get(number)
+        return None if partition is None or partition.closed else partition
+
     def __iter__(self) -> Iterator[Partition]:
         self._store._look_again()
         for number in self._numbers:

@@ -1,0 +1,1 @@
+"""The Kafka listener: Kafka's protocol in front of a store."""

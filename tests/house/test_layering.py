@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("partition",),
     ("store",),
     ("upkeep", "coordinators"),
-    ("producer", "consumer"),
+    ("producer", "consumer", "kafka"),
     ("opening",),
     ("testing", "cli"),
     ("__main__",),

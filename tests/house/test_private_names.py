@@ -21,7 +21,7 @@ ROOT = Path(logstore.__file__).parent
 
 NAMED_TUPLE = frozenset({"_asdict", "_make", "_replace", "_fields"})
 # Of batches and lanes, which are objects of the C extension.
-NATIVE = frozenset({"_close", "_native", "_records", "_seal", "_size_bytes", "_stamp"})
+NATIVE = frozenset({"_close", "_drop", "_native", "_records", "_seal", "_size_bytes", "_stamp"})
 # (package that uses it, name): how often.  They belong to Partition, Scan and Segment.  A number
 # may only fall.
 CEILINGS: Mapping[tuple[str, str], int] = {

@@ -1,0 +1,253 @@
+"""Broker: what stands between the connections and a store.
+
+It decodes requests, calls their handlers, encodes the answers, and owns what handlers share.  All
+state of records, groups and transactions is the store's; the broker holds connections only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from logstore.clock import Clock, SystemClock
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS, PARTITIONS
+from logstore.kafka.acceptor import parse_address
+from logstore.kafka.apis import APIS, INLINE, WORKER, handler
+from logstore.kafka.calls import Call, NotNowError, Pending
+from logstore.kafka.codec import MALFORMED, Hole, MalformedFrameError, decoder, encoder
+from logstore.kafka.config import KafkaConfig
+from logstore.kafka.connection import Connection, Slot
+from logstore.kafka.errors import ErrorCode, error_code, error_message
+from logstore.kafka.frames import API_VERSIONS, is_flexible, read_header, response_head, skip_tags
+from logstore.kafka.memory import Memory
+from logstore.kafka.outgoing import Outgoing
+from logstore.kafka.schema import message
+from logstore.kafka.syncs import Syncs
+from logstore.kafka.versions import unsupported
+from logstore.kafka.waiting import Waiting
+from logstore.kafka.workers import LoopCalls, Workers
+from logstore.store.store import Store
+from logstore.store.topic import Topic
+
+if TYPE_CHECKING:
+    from logstore.coordinators.group_coordinator import GroupCoordinator
+
+__all__ = ["Broker"]
+
+log = logging.getLogger("logstore.kafka")
+
+
+class Broker:
+    """Serves the connections of one event loop."""
+
+    def __init__(self, store: Store, config: KafkaConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.store = store
+        self.clock: Clock = store.clock or SystemClock()
+        self.limits = self.config = config
+        self.loop = loop
+        self.memory = Memory(config.queued_max_request_bytes)
+        self.calls = LoopCalls(loop)
+        self.workers = Workers(config.num_io_threads, self.calls)
+        self.waiting = Waiting(self.calls, loop)
+        self.syncs = Syncs(self.calls)
+        self.connections: set[Connection] = set()
+        self.by_ip: Counter[str] = Counter()
+        self.requests: Counter[int] = Counter()
+        self.closed_for: Counter[str] = Counter()
+        self.draining = False
+        self._configured = False  # whether the groups have the settings of the listener
+        self.when_room: Callable[[], object] = lambda: None  # a connection has ended
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self.workers.close()
+        self.syncs.close()
+
+    # ---- what handlers ask for ----
+
+    def groups(self) -> GroupCoordinator:
+        """Return the groups of the store.  Imported and made when first used."""
+        from logstore.coordinators.group_coordinator import GroupCoordinator
+
+        groups = GroupCoordinator.of(self.store)
+        if not self._configured:
+            self._configured = True
+            # The session time-out of clients is checked by the handler: members of this process
+            # may have a shorter one.
+            groups.config = dataclasses.replace(
+                groups.config,
+                initial_rebalance_delay_ms=self.config.group_initial_rebalance_delay_ms,
+                max_size=self.config.group_max_size,
+            )
+        return groups
+
+    def take_producer_id(self) -> int:
+        """Return a producer id that nothing else has."""
+        return self.store.producer_ids.take()
+
+    def address_for(self, connection: Connection) -> tuple[str, int]:
+        """Return the address that a client is sent to."""
+        if self.config.advertised_listeners:
+            _, host, port = parse_address(self.config.advertised_listeners)
+            return host, port
+        return connection.local
+
+    def topic_by_id(self, id_bytes: bytes) -> Topic | None:
+        """Return the topic with an id."""
+        wanted = uuid.UUID(bytes=id_bytes)
+        for topic in self.store.values():
+            if topic.id == wanted:
+                return topic
+        return None
+
+    def declared_partitions(self, topic: Topic) -> Sequence[int]:
+        """Return the numbers of a topic's partitions, made or not."""
+        if topic.name in INTERNAL_TOPICS:
+            return range(PARTITIONS)
+        return topic.partition_numbers
+
+    # ---- connections ----
+
+    def connected(self, connection: Connection) -> None:
+        """Count a connection."""
+        self.connections.add(connection)
+        self.by_ip[connection.peer[0]] += 1
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        """Forget a connection."""
+        if connection in self.connections:
+            self.connections.discard(connection)
+            ip = connection.peer[0]
+            self.by_ip[ip] -= 1
+            if not self.by_ip[ip]:
+                del self.by_ip[ip]
+            self.closed_for[reason] += 1
+            if reason not in ("peer", "idle", "drain"):
+                log.info("closed %s:%d: %s %s", *connection.peer, reason, connection.detail)
+            self.when_room()
+
+    def check_times(self) -> None:
+        """Close the connections that are idle or too slow."""
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.check_time(now)
+
+    def load(self, outgoing: Outgoing, done: Callable[[BaseException | None], object]) -> None:
+        """Read the next chunk of a response in a worker's thread."""
+        self.workers.submit(outgoing.load, lambda _, error: done(error))
+
+    # ---- requests ----
+
+    def begin(self, connection: Connection, slot: Slot, frame: memoryview) -> None:
+        """Decode a request and call its handler."""
+        try:
+            header, at = read_header(frame)
+            key, version = header.key, header.version
+            api = APIS.get(key)
+            if api is None or not api.first <= version <= api.last:
+                if key == API_VERSIONS:
+                    self._send(connection, slot, key, 0, header.correlation_id, unsupported())
+                    connection.release()
+                else:
+                    connection.close("version", f"version {version} of API {key} is not served")
+                return
+            if is_flexible(key, version):
+                at = skip_tags(frame, at)
+            body, at = decoder(key, "request", version)(frame, at, len(frame))
+            # Bytes after the request are ignored, as Kafka does: librdkafka sends three of them
+            # with the Metadata request for all topics.
+            if at > len(frame):
+                raise MalformedFrameError("the request is cut off")
+        except MALFORMED as error:
+            connection.close("malformed", str(error))
+            return
+        connection.client_id = header.client_id
+        self.requests[key] += 1
+        call = Call(
+            self, connection, slot, key, version, header.correlation_id, header.client_id, body
+        )
+        if api.where == WORKER:
+            self._submit(call)
+            return
+        try:
+            result = handler(key)(call)
+        except NotNowError:
+            assert api.where != INLINE, api.name
+            self._submit(call)
+        except Exception as error:  # noqa: BLE001  answered with its code
+            self._finish(call, error)
+        else:
+            self._finish(call, result)
+
+    def _submit(self, call: Call) -> None:
+        call.may_wait = True
+        self.workers.submit(
+            functools.partial(handler(call.key), call),
+            lambda result, error: self._finish(call, error or result),
+        )
+
+    def complete(self, call: Call, result: dict[str, Any] | BaseException | None) -> None:
+        """Answer a call whose handler returned a Pending.  From any thread."""
+        self.calls.put(lambda: self._finish(call, result))
+
+    def _finish(self, call: Call, result: object) -> None:
+        """Answer a call, in the loop's thread."""
+        if isinstance(result, Pending):
+            if result.early and not call.released:
+                call.released = True
+                call.connection.release()
+            return
+        connection = call.connection
+        if isinstance(result, BaseException):
+            result = self._refusal(call, result)
+            if result is None:
+                connection.close("error", "a request failed and has no form for its error")
+        elif result is None:
+            connection.answer(call.slot, ())
+        if isinstance(result, dict):
+            self._send(connection, call.slot, call.key, call.version, call.correlation_id, result)
+        if not call.released:
+            call.released = True
+            connection.release()
+
+    def _refusal(self, call: Call, error: BaseException) -> dict[str, Any] | None:
+        """Return the answer for an exception of a handler; None if the API has no form for it."""
+        code = error_code(error)
+        if code is ErrorCode.UNKNOWN_SERVER_ERROR:
+            log.error("%s of %r failed", APIS[call.key].name, call.connection, exc_info=error)
+        if any(field.name == "error_code" for field in message(call.key, "response").fields):
+            return {"error_code": code, "error_message": error_message(error)}
+        return None
+
+    def _send(
+        self,
+        connection: Connection,
+        slot: Slot,
+        key: int,
+        version: int,
+        correlation_id: int,
+        body: dict[str, Any],
+    ) -> None:
+        out = bytearray()
+        holes: list[tuple[int, Hole]] = []
+        encoder(key, "response", version)(body, out, holes)
+        size = len(out) + sum(hole.size_bytes for _, hole in holes)
+        tagged = key != API_VERSIONS and is_flexible(key, version)
+        head = response_head(size, correlation_id, tagged=tagged)
+        if not holes:
+            connection.answer(slot, (head + out,))
+            return
+        pieces: list[Any] = []
+        at = 0
+        for position, hole in holes:
+            pieces.append((head if at == 0 else b"") + out[at:position])
+            pieces.append(hole)
+            at = position
+        pieces.append(bytes(out[at:]))
+        connection.answer(slot, pieces)

@@ -1,0 +1,169 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs: settings of topics and of the node."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from logstore.config import ConfigError, dotted
+from logstore.errors import LogStoreError, UnknownTopicError
+from logstore.kafka.calls import Call
+from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
+from logstore.kafka.topic_settings import LIST, described, is_ignored, text, type_of
+from logstore.store.topic import Topic, check_topic_name
+
+__all__ = ["alter_configs", "describe_configs", "incremental_alter_configs"]
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+SET, DELETE, APPEND, SUBTRACT = range(4)
+FROM_STATIC_BROKER, FROM_DEFAULT = 4, 5
+EXPECTED = (KafkaError, LogStoreError, ConfigError, OSError)
+
+
+def _topic(call: Call, name: str) -> Topic:
+    check_topic_name(name)
+    topic = call.broker.store.get(name)
+    if topic is None:
+        raise UnknownTopicError(name)
+    return topic
+
+
+def describe_configs(call: Call) -> dict[str, Any]:
+    """Answer with the settings of topics and nodes."""
+    results = []
+    for each in call.body["resources"]:
+        row: dict[str, Any] = {
+            "resource_type": each["resource_type"], "resource_name": each["resource_name"],
+        }  # fmt: skip
+        results.append(row)
+        try:
+            wanted = each["configuration_keys"]
+            row["configs"] = [
+                _shown(call, setting)
+                for setting in _settings(call, each["resource_type"], each["resource_name"])
+                if wanted is None or setting["name"] in wanted
+            ]
+        except EXPECTED as error:
+            row |= {"error_code": error_code(error), "error_message": error_message(error)}
+            row["configs"] = []
+    return {"results": results}
+
+
+def _settings(call: Call, kind: int, name: str) -> Iterator[dict[str, Any]]:
+    if kind == TOPIC:
+        topic = _topic(call, name)
+        return described(topic.config, topic.config.changed())
+    if kind == BROKER:
+        if name not in ("", str(call.broker.store.identity.node_id)):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"this node is not {name!r}")
+        return iter(()) if not name else _of_node(call)
+    if kind in (BROKER_LOGGER, CLIENT_METRICS):
+        return iter(())
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"no settings of resource type {kind}")
+
+
+def _of_node(call: Call) -> Iterator[dict[str, Any]]:
+    config = call.broker.config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        changed = value != field.default
+        yield {
+            "name": dotted(field.name),
+            "value": text(value),
+            "read_only": True,
+            "is_default": not changed,
+            "config_source": FROM_STATIC_BROKER if changed else FROM_DEFAULT,
+            "config_type": type_of(field),
+            "default": text(field.default),
+        }
+
+
+def _shown(call: Call, setting: dict[str, Any]) -> dict[str, Any]:
+    """Return a setting with what the request asked for."""
+    shown = dict(setting)
+    default = shown.pop("default")
+    if not (call.version >= 3 and call.body["include_documentation"]):
+        shown["documentation"] = None
+    if call.body["include_synonyms"]:
+        name, value, source = shown["name"], shown["value"], shown["config_source"]
+        synonyms = [{"name": name, "value": value, "source": source}]
+        if source != FROM_DEFAULT:
+            synonyms.append({"name": name, "value": default, "source": FROM_DEFAULT})
+        shown["synonyms"] = synonyms
+    return shown
+
+
+# ---- changing ----
+
+
+def alter_configs(call: Call) -> dict[str, Any]:
+    """Replace all settings of topics: a setting that is not named gets its default."""
+
+    def changes(topic: Topic, configs: list[dict[str, Any]]) -> Mapping[str, Any]:
+        named: dict[str, Any] = dict.fromkeys(topic.config.changed())
+        for each in configs:
+            if each["value"] is None:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{each['name']} has no value")
+            if not is_ignored(each["name"], each["value"]):
+                named[each["name"]] = each["value"]
+        return named
+
+    return {"responses": _alter(call, changes)}
+
+
+def incremental_alter_configs(call: Call) -> dict[str, Any]:
+    """Change some settings of topics."""
+
+    def changes(topic: Topic, configs: list[dict[str, Any]]) -> Mapping[str, Any]:
+        return {name: value for each in configs for name, value in _operation(topic, each).items()}
+
+    return {"responses": _alter(call, changes)}
+
+
+def _operation(topic: Topic, asked: dict[str, Any]) -> dict[str, Any]:
+    name, value, operation = asked["name"], asked["value"], asked["config_operation"]
+    if operation == DELETE:
+        return {name: None}
+    if value is None:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} has no value")
+    if is_ignored(name, value):
+        return {}
+    if operation == SET:
+        return {name: value}
+    if operation not in (APPEND, SUBTRACT):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no operation {operation}")
+    field = {dotted(f.name): f for f in dataclasses.fields(topic.config)}.get(name)
+    if field is None or type_of(field) != LIST:
+        raise ConfigError(f"{name} is not a list: nothing can be added to it or removed")
+    words = [word for word in getattr(topic.config, field.name).split(",") if word]
+    given = [word.strip() for word in value.split(",")]
+    if operation == APPEND:
+        return {name: ",".join(dict.fromkeys([*words, *given]))}
+    return {name: ",".join(word for word in words if word not in given)}
+
+
+def _alter(call: Call, changes: Any) -> list[dict[str, Any]]:
+    resources = call.body["resources"]
+    times = Counter((each["resource_type"], each["resource_name"]) for each in resources)
+    responses = []
+    for each in resources:
+        kind, name = each["resource_type"], each["resource_name"]
+        row: dict[str, Any] = {"resource_type": kind, "resource_name": name}
+        responses.append(row)
+        try:
+            if times[kind, name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the resource is named twice")
+            if max(Counter(c["name"] for c in each["configs"]).values(), default=0) > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting is named twice")
+            if kind != TOPIC:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, "settings of the node are fixed")
+            topic = _topic(call, name)
+            wanted = changes(topic, each["configs"])
+            topic.config.with_settings(wanted)
+            if not call.body["validate_only"]:
+                topic.alter(wanted)
+        except EXPECTED as error:
+            row |= {"error_code": error_code(error), "error_message": error_message(error)}
+    return responses

@@ -1,0 +1,272 @@
+"""The APIs of consumer groups: join, sync, heartbeat, leave, describe, list, delete.
+
+The groups are those of the store's GroupCoordinator: members of this process and clients of the
+listener may be in one group.  A join and a sync are answered by the coordinator's callback, when
+the group is ready.  A connection that is lost while its join waits does not leave the group: the
+session time-out of the member does that, as with a broker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from logstore.config import ConfigError
+from logstore.coordinators.group_coordinator import GroupCoordinator
+from logstore.coordinators.group_events import GroupState, JoinReply, SyncReply
+from logstore.errors import LogStoreError, RebalanceError
+from logstore.kafka.calls import Call, Pending
+from logstore.kafka.errors import ErrorCode, KafkaError, error_code
+
+__all__ = [
+    "delete_groups",
+    "describe_groups",
+    "group_error",
+    "heartbeat",
+    "join_group",
+    "leave_group",
+    "list_groups",
+    "sync_group",
+]
+
+OPERATIONS_NOT_ASKED = -(1 << 31)
+
+
+def coordinator_of(call: Call) -> GroupCoordinator:
+    """Return the groups of the store, with the listener's settings."""
+    return call.broker.groups()
+
+
+def _code(name: str) -> ErrorCode:
+    return ErrorCode[name] if name else ErrorCode.NONE
+
+
+def group_error(error: BaseException) -> ErrorCode:
+    """Return the code for an exception of the coordinator: a closed store has no coordinator."""
+    if isinstance(error, ConfigError):
+        return ErrorCode.INVALID_GROUP_ID
+    code = error_code(error)
+    if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.POLICY_VIOLATION):
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return code
+
+
+# ---- members ----
+
+
+def join_group(call: Call) -> dict[str, Any] | Pending:
+    """Join a group; answered when all members have joined."""
+    body, config = call.body, call.broker.config
+    refused = {"member_id": body["member_id"], "protocol_name": None if call.version >= 7 else ""}
+    timeout = body["session_timeout_ms"]
+    if not body["group_id"]:
+        return refused | {"error_code": ErrorCode.INVALID_GROUP_ID}
+    if not config.group_min_session_timeout_ms <= timeout <= config.group_max_session_timeout_ms:
+        return refused | {"error_code": ErrorCode.INVALID_SESSION_TIMEOUT}
+    if not body["protocols"] or not body["protocol_type"]:
+        return refused | {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL}
+    groups = coordinator_of(call)
+    if body["member_id"] and not groups.knows(body["group_id"]):
+        return refused | {"error_code": ErrorCode.UNKNOWN_MEMBER_ID}
+    pending = Pending(call)
+    rebalance = body["rebalance_timeout_ms"] if call.version >= 1 else timeout
+
+    def done(reply: JoinReply) -> None:
+        pending.answer(_joined(call.version, body["protocol_type"], reply))
+
+    groups.join(
+        body["group_id"],
+        done,
+        member_id=body["member_id"],
+        instance_id=body["group_instance_id"],
+        client_id=call.client_id,
+        client_host=f"/{call.connection.peer[0]}",
+        session_timeout_ms=timeout,
+        rebalance_timeout_ms=rebalance,
+        protocol_type=body["protocol_type"],
+        protocols=[(each["name"], each["metadata"]) for each in body["protocols"]],
+        id_first=call.version >= 4,
+        reason=body["reason"] or "",
+    )
+    return pending
+
+
+def _joined(version: int, protocol_type: str, reply: JoinReply) -> dict[str, Any]:
+    return {
+        "error_code": _code(reply.error),
+        "generation_id": reply.generation,
+        "protocol_type": None if reply.error else protocol_type,
+        "protocol_name": (
+            reply.protocol if reply.protocol is not None else None if version >= 7 else ""
+        ),
+        "leader": reply.leader,
+        "skip_assignment": reply.skip_assignment,
+        "member_id": reply.member_id,
+        "members": [
+            {"member_id": member, "group_instance_id": instance, "metadata": metadata}
+            for member, instance, metadata in reply.members
+        ],
+    }
+
+
+def sync_group(call: Call) -> dict[str, Any] | Pending:
+    """Bring or get the assignment of a generation."""
+    body = call.body
+    if not body["group_id"]:
+        return {"error_code": ErrorCode.INVALID_GROUP_ID}
+    groups = coordinator_of(call)
+    if not groups.knows(body["group_id"]):
+        return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID}
+    with groups.locked(body["group_id"]) as machine:
+        protocol_type, protocol = machine.protocol_type, machine.protocol
+    for given, known in (
+        (body["protocol_type"], protocol_type), (body["protocol_name"], protocol),
+    ):  # fmt: skip
+        if given is not None and known is not None and given != known:
+            return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL}
+    pending = Pending(call)
+
+    def done(reply: SyncReply) -> None:
+        failed = bool(reply.error)
+        pending.answer(
+            {
+                "error_code": _code(reply.error),
+                "protocol_type": None if failed else protocol_type,
+                "protocol_name": None if failed else reply.protocol or protocol,
+                "assignment": reply.assignment,
+            }
+        )
+
+    groups.sync(
+        body["group_id"],
+        done,
+        member_id=body["member_id"],
+        generation=body["generation_id"],
+        instance_id=body["group_instance_id"],
+        assignments=[(each["member_id"], each["assignment"]) for each in body["assignments"]],
+    )
+    return pending
+
+
+def heartbeat(call: Call) -> dict[str, Any]:
+    """Renew the session of a member."""
+    body = call.body
+    if not body["group_id"]:
+        return {"error_code": ErrorCode.INVALID_GROUP_ID}
+    groups = coordinator_of(call)
+    if not groups.knows(body["group_id"]):
+        return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID}
+    error = groups.heartbeat(
+        body["group_id"],
+        member_id=body["member_id"],
+        generation=body["generation_id"],
+        instance_id=body["group_instance_id"],
+    )
+    return {"error_code": _code(error)}
+
+
+def leave_group(call: Call) -> dict[str, Any]:
+    """Take members out of a group."""
+    body = call.body
+    if not body["group_id"]:
+        return {"error_code": ErrorCode.INVALID_GROUP_ID}
+    groups = coordinator_of(call)
+    known = groups.knows(body["group_id"])
+
+    def leave(member: str, instance: str | None, reason: str) -> ErrorCode:
+        if not known:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return _code(
+            groups.leave(body["group_id"], member_id=member, instance_id=instance, reason=reason)
+        )
+
+    if call.version < 3:
+        return {"error_code": leave(body["member_id"], None, "")}
+    members = [
+        {
+            "member_id": each["member_id"],
+            "group_instance_id": each["group_instance_id"],
+            "error_code": leave(each["member_id"], each["group_instance_id"], each["reason"] or ""),
+        }
+        for each in body["members"]
+    ]
+    return {"members": members}
+
+
+# ---- administration ----
+
+
+def describe_groups(call: Call) -> dict[str, Any]:
+    """Answer with the state and the members of groups."""
+    groups = coordinator_of(call)
+    return {"groups": [_described(call, groups, name) for name in call.body["groups"]]}
+
+
+def _described(call: Call, groups: GroupCoordinator, name: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"group_id": name, "authorized_operations": OPERATIONS_NOT_ASKED}
+    if not name:
+        return row | {"error_code": ErrorCode.INVALID_GROUP_ID}
+    if not groups.knows(name):
+        row["group_state"] = "Dead"
+        if call.version >= 6:
+            row["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
+            row["error_message"] = f"there is no group {name}"
+        return row
+    with groups.locked(name) as machine:
+        stable = machine.state is GroupState.STABLE
+        protocol = machine.protocol if stable else None
+        return row | {
+            "group_state": str(machine.state),
+            "protocol_type": machine.protocol_type or "",
+            "protocol_data": protocol or "",
+            "members": [
+                {
+                    "member_id": member.member_id,
+                    "group_instance_id": member.instance_id,
+                    "client_id": member.client_id,
+                    "client_host": member.client_host,
+                    "member_metadata": member.subscription(protocol) if stable else b"",
+                    "member_assignment": member.assignment if stable else b"",
+                }
+                for member in machine.members.values()
+            ],
+        }
+
+
+def list_groups(call: Call) -> dict[str, Any]:
+    """Answer with the names and states of all groups."""
+    groups = coordinator_of(call)
+    states = {state.lower() for state in call.body["states_filter"]}
+    types = {kind.lower() for kind in call.body["types_filter"]}
+    rows = []
+    for name in groups.group_ids():
+        with groups.locked(name) as machine:
+            state, protocol_type = str(machine.state), machine.protocol_type or ""
+        if (states and state.lower() not in states) or (types and "classic" not in types):
+            continue
+        rows.append(
+            {
+                "group_id": name,
+                "protocol_type": protocol_type,
+                "group_state": state,
+                "group_type": "classic",
+            }
+        )
+    return {"groups": rows}
+
+
+def delete_groups(call: Call) -> dict[str, Any]:
+    """Delete groups without members, and their offsets."""
+    groups = coordinator_of(call)
+    results = []
+    for name in call.body["groups_names"]:
+        code = ErrorCode.NONE
+        try:
+            if not name:
+                raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+            if not groups.knows(name):
+                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+            groups.delete_group(name)
+        except (KafkaError, RebalanceError, LogStoreError, OSError) as error:
+            code = group_error(error)
+        results.append({"group_id": name, "error_code": code})
+    return {"results": results}

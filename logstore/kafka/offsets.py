@@ -1,0 +1,124 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a log starts, ends, and was at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from logstore.errors import LogStoreError
+from logstore.kafka.calls import Call
+from logstore.kafka.errors import ErrorCode, KafkaError, error_code
+from logstore.partition.partition import Partition
+
+__all__ = ["check_leader_epoch", "list_offsets", "offset_for_leader_epoch", "partition_of"]
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
+# The first version of ListOffsets that knows a special time.
+SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+SINCE |= {EARLIEST_PENDING: 11}
+
+
+def partition_of(call: Call, name: str, number: int) -> Partition:
+    """Return an open partition.  One that would have to be opened is left to a worker."""
+    topic = call.broker.store.get(name)
+    if topic is None or number not in topic.partition_numbers:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    opened = topic.opened(number)
+    if opened is None:
+        call.wait()
+        opened = topic[number]
+    return opened
+
+
+def check_leader_epoch(partition: Partition, epoch: int) -> None:
+    """Refuse a client that knows an older or a newer leader epoch; -1 is not checked."""
+    if epoch < 0:
+        return
+    ours = partition.leader_epoch
+    if epoch < ours:
+        raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
+    if epoch > ours:
+        raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+
+
+def list_offsets(call: Call) -> dict[str, Any]:
+    """Answer with an offset for each partition and time."""
+    committed = call.body["isolation_level"] == 1
+    asked = Counter(
+        (topic["name"], each["partition_index"])
+        for topic in call.body["topics"]
+        for each in topic["partitions"]
+    )
+    topics = []
+    for topic in call.body["topics"]:
+        rows = []
+        for each in topic["partitions"]:
+            row: dict[str, Any] = {"partition_index": each["partition_index"], "offset": -1}
+            rows.append(row)
+            try:
+                if asked[topic["name"], each["partition_index"]] > 1:
+                    raise KafkaError(ErrorCode.INVALID_REQUEST)
+                when = each["timestamp"]
+                if when < 0 and call.version < SINCE.get(when, 1 << 15):
+                    raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+                if when >= 0 or when == MAX_TIMESTAMP:
+                    call.wait()  # reads the log
+                partition = partition_of(call, topic["name"], each["partition_index"])
+                check_leader_epoch(partition, each["current_leader_epoch"])
+                row["offset"], row["timestamp"] = _offset(partition, when, committed)
+                if row["offset"] >= 0:
+                    row["leader_epoch"] = _epoch_at(partition, row["offset"])
+            except (KafkaError, LogStoreError, OSError, IndexError) as error:
+                row["error_code"] = error_code(error)
+        topics.append({"name": topic["name"], "partitions": rows})
+    return {"topics": topics}
+
+
+def _offset(partition: Partition, when: int, committed: bool) -> tuple[int, int]:
+    """Return (offset, timestamp); -1 for what there is not."""
+    end = partition.last_stable_offset if committed else partition.end_offset
+    if when == LATEST:
+        return end, -1
+    if when in (EARLIEST, EARLIEST_LOCAL):
+        return partition.start_offset, -1
+    if when in (LATEST_TIERED, EARLIEST_PENDING):
+        return -1, -1  # nothing is tiered
+    if when == MAX_TIMESTAMP:
+        when = max((segment.max_timestamp for segment in partition.segments), default=-1)
+        if when < 0:
+            return -1, -1
+    offset = partition.offset_for_time(when)
+    if offset >= end:
+        return -1, -1
+    for record in partition.scan(offset, end):
+        return record.offset, record.timestamp
+    return -1, -1
+
+
+def _epoch_at(partition: Partition, offset: int) -> int:
+    epoch = partition.leader_epochs.epoch_for(offset)
+    return -1 if epoch is None else epoch
+
+
+def offset_for_leader_epoch(call: Call) -> dict[str, Any]:
+    """Answer with the end of a leader epoch, for clients that look for a truncation."""
+    topics = []
+    for topic in call.body["topics"]:
+        rows = []
+        for each in topic["partitions"]:
+            row: dict[str, Any] = {"partition": each["partition"], "leader_epoch": -1}
+            row["end_offset"] = -1
+            rows.append(row)
+            try:
+                partition = partition_of(call, topic["topic"], each["partition"])
+                check_leader_epoch(partition, each["current_leader_epoch"])
+                latest = partition.leader_epochs.latest
+                if latest is None or not 0 <= each["leader_epoch"] <= latest:
+                    continue
+                found = partition.end_offset_for_epoch(each["leader_epoch"])
+                if found is not None:
+                    row["leader_epoch"], row["end_offset"] = found.epoch, found.end_offset
+            except (KafkaError, LogStoreError, OSError, IndexError) as error:
+                row["error_code"] = error_code(error)
+        topics.append({"topic": topic["topic"], "partitions": rows})
+    return {"topics": topics}

@@ -1,0 +1,186 @@
+"""Produce: append a client's batches.
+
+The bytes of the client are the bytes in the file: the engine checks them and puts offset and leader
+epoch in front.  The partitions of a request succeed or fail each on its own.  The answer is sent
+when the batches are as durable as the store is opened for; acks=1 and acks=all mean the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import Any
+
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS
+from logstore.errors import ConcurrentTransactionsError, UnknownTopicError
+from logstore.kafka.calls import Call, Pending
+from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
+from logstore.partition.partition import Partition
+
+__all__ = ["produce"]
+
+log = logging.getLogger("logstore.kafka")
+
+INLINE_BYTES = 64 << 10  # a larger request is appended by a worker
+ADMIN_CLIENT = "__admin_client"
+_HEADER_BYTES = 61
+_ATTRIBUTES = struct.Struct(">h")
+_LENGTH = struct.Struct(">i")
+_CODEC, _TRANSACTIONAL = 0x07, 0x10
+_ZSTD = 4
+_MAGIC_AT, _ATTRIBUTES_AT, _LENGTH_AT = 16, 21, 8
+
+
+class _Produced:
+    """The answers of one request, of which some wait for the disk."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.responses: list[dict[str, Any]] = []
+        self.waiting = 0
+        self.pending: Pending | None = None
+        self.failed = False
+
+    def wait_for(self, partition: Partition, offsets: range, row: dict[str, Any]) -> None:
+        """Have a row answered when its offsets are durable."""
+        self.waiting += 1
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                _refuse(row, error)
+                self.failed = True
+            self.waiting -= 1
+            if self.waiting == 0 and self.pending is not None:
+                self.finish()
+
+        self._call.broker.syncs.add(partition, offsets, done)
+
+    def finish(self) -> None:
+        assert self.pending is not None
+        self.pending.answer(None if self._call.body["acks"] == 0 else {"responses": self.responses})
+
+
+def produce(call: Call) -> dict[str, Any] | Pending | None:
+    """Append what a client sent."""
+    body = call.body
+    acks = body["acks"]
+    rows = [
+        (topic["name"], each) for topic in body["topic_data"] for each in topic["partition_data"]
+    ]
+    if not call.may_wait:
+        _require_inline(call, rows)
+    produced = _Produced(call)
+    refusal = _refusal(call, rows)
+    for topic in body["topic_data"]:
+        answers = []
+        for each in topic["partition_data"]:
+            row: dict[str, Any] = {"index": each["index"], "base_offset": -1}
+            answers.append(row)
+            try:
+                if refusal is not None:
+                    raise refusal
+                _append(call, topic["name"], each, row, produced)
+            except Exception as error:  # noqa: BLE001  answered with its code
+                _refuse(row, error, call.version)
+                produced.failed = True
+        produced.responses.append({"name": topic["name"], "partition_responses": answers})
+    if acks == 0:
+        if produced.failed:
+            call.connection.close("error", "a batch with acks=0 could not be appended")
+        return None
+    if not produced.waiting:
+        return {"responses": produced.responses}
+    produced.pending = Pending(call, early=True)
+    return produced.pending
+
+
+def _require_inline(call: Call, rows: list[tuple[str, dict[str, Any]]]) -> None:
+    """Leave to a worker what may take long: large, compressed or transactional batches."""
+    if len(rows) != 1 or call.body["transactional_id"] is not None:
+        call.wait()
+    for name, each in rows:
+        records = each["records"]
+        if records is None or len(records) > INLINE_BYTES or len(records) < _HEADER_BYTES:
+            call.wait()
+        if _attributes(records) & (_CODEC | _TRANSACTIONAL):
+            call.wait()
+        topic = call.broker.store.get(name)
+        if topic is None or topic.opened(each["index"]) is None:
+            call.wait()
+
+
+def _refusal(call: Call, rows: list[tuple[str, dict[str, Any]]]) -> KafkaError | None:
+    """Return what is wrong with the request as a whole."""
+    if call.body["acks"] not in (-1, 0, 1):
+        return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+    ids = set()
+    for _, each in rows:
+        records = each["records"]
+        if records is None or len(records) < _HEADER_BYTES or records[_MAGIC_AT] != 2:
+            continue
+        if _attributes(records) & _TRANSACTIONAL:
+            ids.add(bytes(records[43:51]))
+    if ids and call.body["transactional_id"] is None:
+        return KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if len(ids) > 1:
+        return KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    return None
+
+
+def _attributes(records: memoryview) -> int:
+    number: int = _ATTRIBUTES.unpack_from(records, _ATTRIBUTES_AT)[0]
+    return number
+
+
+def _append(
+    call: Call, name: str, each: dict[str, Any], row: dict[str, Any], produced: _Produced
+) -> None:
+    store = call.broker.store
+    if name in INTERNAL_TOPICS and call.client_id != ADMIN_CLIENT:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is written by the server only")
+    topic = store.get(name)
+    if topic is None:
+        raise UnknownTopicError(name)
+    if each["index"] not in topic.partition_numbers:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    records = each["records"]
+    _check_batch(records, call.version)
+    partition = topic[each["index"]]
+    appended = partition.append_batch(records, durability="os")
+    row["base_offset"] = appended.offsets.start
+    row["log_append_time_ms"] = appended.timestamp
+    row["log_start_offset"] = partition.start_offset
+    if store.durability == "fsync":
+        produced.wait_for(partition, appended.offsets, row)
+
+
+def _check_batch(records: memoryview | None, version: int) -> None:
+    """Refuse what is not one batch of format 2; the engine checks the rest."""
+    if records is None or len(records) < _HEADER_BYTES:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a produce request has one batch a partition")
+    if records[_MAGIC_AT] in (0, 1):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "message formats 0 and 1 are not taken")
+    if records[_MAGIC_AT] != 2:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"message format {records[_MAGIC_AT]}")
+    (length,) = _LENGTH.unpack_from(records, _LENGTH_AT)
+    if length + 12 != len(records):
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a produce request has one batch a partition")
+    if version < 7 and _attributes(records) & _CODEC == _ZSTD:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7")
+
+
+def _refuse(row: dict[str, Any], error: BaseException, version: int = 11) -> None:
+    if isinstance(error, IndexError):
+        error = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    code = error_code(error)
+    if code is ErrorCode.UNKNOWN_SERVER_ERROR:
+        log.error("a batch could not be appended", exc_info=error)
+    if isinstance(error, ConcurrentTransactionsError):
+        # The client tries again, without asking for metadata first.
+        code = ErrorCode.NOT_ENOUGH_REPLICAS
+    elif code is ErrorCode.INVALID_TXN_STATE and version >= 11:
+        code = ErrorCode.TRANSACTION_ABORTABLE
+    row.update(
+        error_code=code, base_offset=-1, log_append_time_ms=-1, log_start_offset=-1,
+        error_message=error_message(error),
+    )  # fmt: skip

@@ -1,0 +1,389 @@
+"""The APIs that make, change and delete topics, and describe their files.
+
+There is one node: it leads every partition, and has the only replica.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from logstore.config import ConfigError, PartitionConfig
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS
+from logstore.errors import ClosedError, LogStoreError, TopicExistsError, UnknownTopicError
+from logstore.kafka.calls import Call
+from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
+from logstore.kafka.metadata import ZERO_ID, topic_id
+from logstore.kafka.offsets import partition_of
+from logstore.kafka.topic_settings import described, taken
+from logstore.store.topic import Topic, check_topic_name
+
+__all__ = [
+    "alter_partition_reassignments",
+    "alter_replica_log_dirs",
+    "create_partitions",
+    "create_topics",
+    "delete_records",
+    "delete_topics",
+    "describe_log_dirs",
+    "elect_leaders",
+    "list_partition_reassignments",
+]
+
+PARTITIONS_IN_REQUEST = 10_000
+EXPECTED = (KafkaError, LogStoreError, ConfigError, OSError)
+
+
+def _refused(error: BaseException) -> dict[str, Any]:
+    return {"error_code": error_code(error), "error_message": error_message(error)}
+
+
+# ---- CreateTopics ----
+
+
+def create_topics(call: Call) -> dict[str, Any]:
+    """Make topics, each on its own."""
+    asked = call.body["topics"]
+    names = Counter(each["name"] for each in asked)
+    in_all = sum(max(0, each["num_partitions"]) for each in asked)
+    topics = []
+    for each in asked:
+        row: dict[str, Any] = {"name": each["name"]}
+        topics.append(row)
+        try:
+            if names[each["name"]] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the topic is named twice")
+            if in_all > PARTITIONS_IN_REQUEST:
+                raise KafkaError(
+                    ErrorCode.POLICY_VIOLATION,
+                    f"{in_all} partitions in a request; at most {PARTITIONS_IN_REQUEST} are made",
+                )
+            row |= _create(call, each)
+        except EXPECTED as error:
+            row |= _refused(error) | {"num_partitions": -1, "replication_factor": -1}
+            row["configs"] = None
+    return {"topics": topics}
+
+
+def _create(call: Call, asked: dict[str, Any]) -> dict[str, Any]:
+    store, name = call.broker.store, asked["name"]
+    if name in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is made by the server")
+    check_topic_name(name, store)
+    if name in store:
+        raise TopicExistsError(name)
+    count = _partitions(call, asked)
+    settings = taken({each["name"]: each["value"] for each in asked["configs"]})
+    if call.body["validate_only"]:
+        resulting = PartitionConfig.of(settings)
+        return _made(count, resulting, settings, ZERO_ID)
+    topic = store.create_topic(name, partitions=count, config=settings)
+    return _made(count, topic.config, settings, topic_id(topic))
+
+
+def _partitions(call: Call, asked: dict[str, Any]) -> int:
+    """Return how many partitions a topic is to have."""
+    count, factor, assignments = (
+        asked["num_partitions"], asked["replication_factor"], asked["assignments"]
+    )  # fmt: skip
+    if assignments:
+        if count != -1 or factor != -1:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "assignments exclude partitions and replication factor"
+            )
+        _check_assignments(call, [each["partition_index"] for each in assignments], 0)
+        _check_replicas(call, [each["broker_ids"] for each in assignments])
+        return len(assignments)
+    if count != -1 and count < 1:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, f"a topic has 1 partition or more, not {count}"
+        )
+    if factor not in (-1, 1) and not (
+        factor > 1 and call.broker.config.logstore_any_replication_factor
+    ):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR, f"{factor} replicas, and there is 1 node"
+        )
+    partitions: int = call.broker.config.num_partitions if count == -1 else count
+    return partitions
+
+
+def _check_assignments(call: Call, numbers: list[int], first: int) -> None:
+    if sorted(numbers) != list(range(first, first + len(numbers))):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions are {first} and those after it"
+        )
+
+
+def _check_replicas(call: Call, replicas: Iterable[list[int]]) -> None:
+    node = call.broker.store.identity.node_id
+    for each in replicas:
+        if each != [node]:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{each}: the only node is {node}",
+            )
+
+
+def _made(
+    count: int, config: PartitionConfig, settings: dict[str, Any], id_bytes: bytes
+) -> dict[str, Any]:
+    return {
+        "topic_id": id_bytes,
+        "num_partitions": count,
+        "replication_factor": 1,
+        "configs": [
+            {key: row[key] for key in ("name", "value", "read_only", "config_source")}
+            for row in described(config, settings)
+        ],
+    }
+
+
+# ---- DeleteTopics ----
+
+
+def delete_topics(call: Call) -> dict[str, Any]:
+    """Delete topics by name or, from version 6 on, by id."""
+    asked = (
+        call.body["topics"]
+        if call.version >= 6
+        else [{"name": name, "topic_id": ZERO_ID} for name in call.body["topic_names"]]
+    )
+    times = Counter((each["name"], each["topic_id"]) for each in asked)
+    responses = []
+    for each in asked:
+        row: dict[str, Any] = {"name": each["name"], "topic_id": each["topic_id"]}
+        responses.append(row)
+        try:
+            if times[each["name"], each["topic_id"]] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the topic is named twice")
+            topic = _named(call, each)
+            row |= {"name": topic.name, "topic_id": topic_id(topic)}
+            if topic.name in INTERNAL_TOPICS:
+                raise KafkaError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} holds the server's own state"
+                )
+            if not call.broker.config.delete_topic_enable:
+                raise KafkaError(
+                    ErrorCode.TOPIC_DELETION_DISABLED
+                    if call.version >= 3
+                    else ErrorCode.INVALID_REQUEST
+                )
+            call.broker.store.delete_topic(topic.name)
+        except EXPECTED as error:
+            row |= _refused(error)
+    return {"responses": responses}
+
+
+def _named(call: Call, asked: dict[str, Any]) -> Topic:
+    by_id = asked["topic_id"] != ZERO_ID
+    if by_id == (asked["name"] is not None):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a topic is named by its name or by its id")
+    if by_id:
+        topic = call.broker.topic_by_id(asked["topic_id"])
+        if topic is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+        return topic
+    topic = call.broker.store.get(asked["name"])
+    if topic is None:
+        raise UnknownTopicError(asked["name"])
+    return topic
+
+
+# ---- CreatePartitions ----
+
+
+def create_partitions(call: Call) -> dict[str, Any]:
+    """Add partitions to topics."""
+    names = Counter(each["name"] for each in call.body["topics"])
+    results = []
+    for each in call.body["topics"]:
+        row: dict[str, Any] = {"name": each["name"]}
+        results.append(row)
+        try:
+            if names[each["name"]] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the topic is named twice")
+            _grow(call, each)
+        except EXPECTED as error:
+            row |= _refused(error)
+    return {"results": results}
+
+
+def _grow(call: Call, asked: dict[str, Any]) -> None:
+    topic = call.broker.store.get(asked["name"])
+    if topic is None:
+        raise UnknownTopicError(asked["name"])
+    if topic.name in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} has a fixed number")
+    now, count = len(topic), asked["count"]
+    if count <= now:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, f"{topic.name} has {now} partitions; {count} is not more"
+        )
+    if asked["assignments"] is not None:
+        if len(asked["assignments"]) != count - now:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"assignments for {count - now} partitions"
+            )
+        _check_replicas(call, [each["broker_ids"] for each in asked["assignments"]])
+    if not call.body["validate_only"]:
+        topic.add_partitions(count - now)
+
+
+# ---- DeleteRecords ----
+
+
+def delete_records(call: Call) -> dict[str, Any]:
+    """Raise the start of logs."""
+    topics = []
+    for topic in call.body["topics"]:
+        rows = []
+        for each in topic["partitions"]:
+            row: dict[str, Any] = {"partition_index": each["partition_index"], "low_watermark": -1}
+            rows.append(row)
+            try:
+                row["low_watermark"] = _trim(call, topic["name"], each)
+            except (*EXPECTED, IndexError) as error:
+                row["error_code"] = error_code(error)
+        topics.append({"name": topic["name"], "partitions": rows})
+    return {"topics": topics}
+
+
+def _trim(call: Call, name: str, asked: dict[str, Any]) -> int:
+    partition = partition_of(call, name, asked["partition_index"])
+    if name in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if not partition.config.deletes:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
+    offset = partition.high_watermark if asked["offset"] == -1 else asked["offset"]
+    if not 0 <= offset <= partition.high_watermark:
+        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    partition.trim(offset)
+    return partition.start_offset
+
+
+# ---- log directories ----
+
+
+def _shown_path(call: Call) -> str:
+    store = call.broker.store
+    return (
+        str(store.path)
+        if call.broker.config.logstore_show_paths
+        else f"/{store.identity.directory_id}"
+    )
+
+
+def describe_log_dirs(call: Call) -> dict[str, Any]:
+    """Answer with the sizes of logs in the one directory."""
+    store = call.broker.store
+    asked = call.body["topics"]
+    wanted = (
+        dict.fromkeys(store)
+        if asked is None
+        else {each["topic"]: set(each["partitions"]) for each in asked}
+    )
+    topics = []
+    for name, numbers in sorted(wanted.items()):
+        topic = store.get(name)
+        if topic is None:
+            continue
+        rows = []
+        for number in topic.partition_numbers:
+            if numbers is None or number in numbers:
+                try:
+                    size = sum(segment.size_bytes for segment in topic[number].segments)
+                except ClosedError:
+                    continue  # deleted meanwhile
+                rows.append({"partition_index": number, "partition_size": size, "offset_lag": 0})
+        topics.append({"name": name, "partitions": rows})
+    usage = shutil.disk_usage(store.path)
+    return {
+        "results": [
+            {
+                "log_dir": _shown_path(call),
+                "topics": topics,
+                "total_bytes": usage.total,
+                "usable_bytes": usage.free,
+            }
+        ]
+    }
+
+
+def alter_replica_log_dirs(call: Call) -> dict[str, Any]:
+    """There is one directory: moving to it is done, moving to another is refused."""
+    answers: dict[str, list[dict[str, Any]]] = {}
+    for directory in call.body["dirs"]:
+        here = directory["path"] == _shown_path(call)
+        for topic in directory["topics"]:
+            for number in topic["partitions"]:
+                code = ErrorCode.NONE if here else ErrorCode.LOG_DIR_NOT_FOUND
+                known = call.broker.store.get(topic["name"])
+                if here and (known is None or number not in known.partition_numbers):
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                row = {"partition_index": number, "error_code": code}
+                answers.setdefault(topic["name"], []).append(row)
+    return {
+        "results": [
+            {"topic_name": name, "partitions": partitions} for name, partitions in answers.items()
+        ]
+    }
+
+
+# ---- leaders and replicas ----
+
+
+def elect_leaders(call: Call) -> dict[str, Any]:
+    """This node leads every partition already."""
+    if call.body["election_type"] not in (0, 1):
+        return {"error_code": ErrorCode.INVALID_REQUEST}
+    store = call.broker.store
+    asked = call.body["topic_partitions"]
+    if asked is None:
+        everything = [{"topic": name, "partition_result": []} for name in sorted(store)]
+        return {"replica_election_results": everything}
+    results: list[dict[str, Any]] = []
+    for topic in asked:
+        known = store.get(topic["topic"])
+        rows = [
+            {"partition_id": number}
+            | (
+                {
+                    "error_code": ErrorCode.ELECTION_NOT_NEEDED,
+                    "error_message": "the preferred replica leads already",
+                }
+                if known is not None and number in known.partition_numbers
+                else {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+            )
+            for number in topic["partitions"]
+        ]
+        results.append({"topic": topic["topic"], "partition_result": rows})
+    return {"replica_election_results": results}
+
+
+def alter_partition_reassignments(call: Call) -> dict[str, Any]:
+    """The only node has every replica: any other assignment is refused."""
+    node = call.broker.store.identity.node_id
+    responses = []
+    for topic in call.body["topics"]:
+        known = call.broker.store.get(topic["name"])
+        rows = []
+        for each in topic["partitions"]:
+            row: dict[str, Any] = {"partition_index": each["partition_index"]}
+            rows.append(row)
+            if known is None or each["partition_index"] not in known.partition_numbers:
+                row["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif each["replicas"] is None:
+                row["error_code"] = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+            elif each["replicas"] != [node]:
+                row["error_code"] = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+                row["error_message"] = f"the only node is {node}"
+        responses.append({"name": topic["name"], "partitions": rows})
+    return {"responses": responses}
+
+
+def list_partition_reassignments(call: Call) -> dict[str, Any]:
+    """There is never one."""
+    return {"topics": []}

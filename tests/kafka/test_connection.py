@@ -1,0 +1,300 @@
+"""Connection: frames in any chunks, answers in order, bounded memory, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logstore.kafka.config import KafkaConfig
+from logstore.kafka.connection import PIPELINE_MAX, REST_BYTES, Connection, Slot
+from logstore.kafka.memory import Memory
+from logstore.kafka.outgoing import NotCachedError, Outgoing
+
+PRODUCE, OTHER = 0, 3
+
+
+def frame(key: int, body: bytes = b"") -> bytes:
+    data = struct.pack(">hhih", key, 0, 1, 0) + body
+    return struct.pack(">i", len(data)) + data
+
+
+class Transport(asyncio.Transport):
+    """Takes what is written, and notes whether the connection reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.reading = True
+        self.closing = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+
+class Owner:
+    """Keeps the requests that begin, until the test answers them."""
+
+    def __init__(self, *, memory_bytes: int = 1 << 22, **config: Any) -> None:
+        self.memory = Memory(memory_bytes)
+        self.limits = KafkaConfig(**config)
+        self.begun: list[tuple[Connection, Slot, bytes]] = []
+        self.answer_at_once = False
+        self.lost: list[str] = []
+        self.loads: list[tuple[Outgoing, Callable[[BaseException | None], object]]] = []
+
+    def connected(self, connection: Connection) -> None:
+        pass
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        self.lost.append(reason)
+
+    def begin(self, connection: Connection, slot: Slot, data: memoryview) -> None:
+        self.begun.append((connection, slot, bytes(data)))
+        if self.answer_at_once:
+            connection.answer(slot, (bytes(data),))
+            connection.release()
+
+    def load(self, outgoing: Outgoing, done: Callable[[BaseException | None], object]) -> None:
+        self.loads.append((outgoing, done))
+
+
+def connect(owner: Owner, now: Callable[[], float] = lambda: 0.0) -> tuple[Connection, Transport]:
+    transport = Transport()
+    connection = Connection(owner, "PLAINTEXT", now)
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def receive(connection: Connection, transport: Transport, data: bytes) -> bytes:
+    """Give the connection bytes as far as it reads; return the rest."""
+    while data and transport.reading and not transport.closing:
+        buffer = connection.get_buffer(-1)
+        assert len(buffer), "asyncio does not take an empty buffer"
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        connection.buffer_updated(size)
+        data = data[size:]
+    return data
+
+
+sizes = st.lists(st.sampled_from([0, 1, 100, 4000, 4096, 5000, 70_000, 300_000]), max_size=6)
+
+
+@settings(max_examples=150)
+@given(sizes=sizes, chunks=st.lists(st.integers(1, 100_000), min_size=1, max_size=8))
+def test_any_chunks_give_the_same_requests(sizes: list[int], chunks: list[int]) -> None:
+    owner = Owner()
+    owner.answer_at_once = True
+    connection, transport = connect(owner)
+    bodies = [bytes([number + 65]) * size for number, size in enumerate(sizes)]
+    stream = b"".join(frame(OTHER, body) for body in bodies)
+    turn = 0
+    while stream:
+        size = chunks[turn % len(chunks)] if turn < 200 else 1 << 16
+        turn += 1
+        assert receive(connection, transport, stream[:size]) == b""
+        stream = stream[size:]
+    assert [data[10:] for _, _, data in owner.begun] == bodies
+    assert bytes(transport.written) == b"".join(frame(OTHER, body)[4:] for body in bodies)
+    assert owner.memory.in_use_bytes == 0
+
+
+def test_a_connection_at_rest_holds_no_shared_memory() -> None:
+    owner = Owner()
+    owner.answer_at_once = True
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER, bytes(200_000)))
+    assert owner.memory.in_use_bytes == 0
+    assert len(connection.get_buffer(-1)) == REST_BYTES
+
+
+def test_a_size_costs_nothing_before_its_bytes_arrive() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, struct.pack(">ih", 50 << 20, PRODUCE))
+    assert owner.memory.in_use_bytes == 0
+    receive(connection, transport, bytes(REST_BYTES))
+    assert owner.memory.in_use_bytes <= 1 << 20
+
+
+@pytest.mark.parametrize("size", [-1, 0, 9, (100 << 20) + 1, 2**31 - 1])
+def test_a_frame_of_a_size_that_cannot_be_closes_the_connection(size: int) -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, struct.pack(">ih", size, PRODUCE))
+    assert transport.closing
+    assert not owner.begun
+
+
+def test_only_produce_may_be_large() -> None:
+    owner = Owner(logstore_control_request_max_bytes=1 << 20)
+    connection, transport = connect(owner)
+    receive(connection, transport, struct.pack(">ih", (1 << 20) + 1, OTHER))
+    assert transport.closing
+    connection, transport = connect(owner)
+    receive(connection, transport, struct.pack(">ih", (1 << 20) + 1, PRODUCE))
+    assert not transport.closing
+
+
+def test_one_request_at_a_time_and_reading_stops() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    left = receive(connection, transport, frame(OTHER, b"a") + frame(OTHER, bytes(9000)))
+    assert len(owner.begun) == 1
+    assert left, "more was read than the buffer of a connection at rest"
+    assert not transport.reading
+    _, slot, _ = owner.begun[0]
+    connection.answer(slot, (b"first",))
+    connection.release()
+    assert transport.reading
+    receive(connection, transport, left)
+    assert len(owner.begun) == 2
+
+
+def test_produce_requests_are_pipelined_and_answered_in_order() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    for number in range(PIPELINE_MAX + 3):
+        receive(connection, transport, frame(PRODUCE, bytes([number])))
+        if connection._busy:
+            connection.release()  # its bytes are in the log
+    assert len(owner.begun) == PIPELINE_MAX
+    for number in reversed(range(PIPELINE_MAX)):
+        connection.answer(owner.begun[number][1], (bytes([number]),))
+    assert bytes(transport.written) == bytes(range(PIPELINE_MAX))
+    assert len(owner.begun) > PIPELINE_MAX
+
+
+def test_another_request_waits_for_the_answers_of_produce() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE) + frame(OTHER))
+    connection.release()
+    assert len(owner.begun) == 1
+    connection.answer(owner.begun[0][1], (b"p",))
+    assert len(owner.begun) == 2
+
+
+def test_connections_wait_for_memory_in_turn() -> None:
+    owner = Owner(memory_bytes=1 << 20)
+    peers = [connect(owner) for _ in range(3)]
+    large = frame(PRODUCE, bytes(900_000))
+    left = [receive(connection, transport, large) for connection, transport in peers]
+    assert [bool(rest) for rest in left] == [False, True, True]
+    for number in range(3):
+        connection, slot, _ = owner.begun[number]
+        assert connection is peers[number][0]
+        connection.answer(slot, ())
+        connection.release()
+        if number < 2:
+            receive(*peers[number + 1], left[number + 1])
+    assert len(owner.begun) == 3
+    assert owner.memory.in_use_bytes == 0
+
+
+def test_a_lost_connection_gives_its_memory_back_when_its_request_has_ended() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE, bytes(200_000)))
+    cancelled: list[bool] = []
+    owner.begun[0][1].cancel = lambda: cancelled.append(True)
+    connection.connection_lost(None)
+    assert cancelled == [True]
+    assert owner.memory.in_use_bytes > 0, "a handler may still read the bytes"
+    connection.answer(owner.begun[0][1], (b"late",))
+    connection.release()
+    assert owner.memory.in_use_bytes == 0
+    assert not transport.written
+
+
+def test_a_waiting_connection_that_is_lost_lets_the_next_one_go_on() -> None:
+    owner = Owner(memory_bytes=1 << 20)
+    first, second, third = (connect(owner) for _ in range(3))
+    large = frame(PRODUCE, bytes(900_000))
+    receive(*first, large)
+    receive(*second, large)
+    left = receive(*third, large)
+    second[0].connection_lost(None)
+    first[0].answer(owner.begun[0][1], ())
+    first[0].release()
+    assert third[1].reading
+    receive(*third, left)
+    assert owner.begun[-1][0] is third[0]
+
+
+class SlowSlice:
+    """Bytes that are in no cache the first time."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size_bytes = len(data)
+        self.cached = False
+
+    def read(self, at: int, size: int, *, wait: bool) -> bytes:
+        if not self.cached and not wait:
+            raise NotCachedError
+        return self.data[at : at + size]
+
+
+def test_records_that_are_not_cached_are_read_by_another_thread() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER))
+    connection.answer(owner.begun[0][1], (b"head", SlowSlice(b"x" * 100_000), b"tail"))
+    assert bytes(transport.written) == b"head"
+    while owner.loads:
+        outgoing, done = owner.loads.pop()
+        outgoing.load()
+        done(None)
+    assert bytes(transport.written) == b"head" + b"x" * 100_000 + b"tail"
+
+
+def test_a_peer_that_does_not_read_holds_one_chunk() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER))
+    slice_ = SlowSlice(b"x" * (5 << 20))
+    slice_.cached = True
+    connection.pause_writing()
+    connection.answer(owner.begun[0][1], (b"head", slice_))
+    assert not transport.written
+    connection.resume_writing()
+    assert len(transport.written) == (5 << 20) + 4
+
+
+BEGUN = struct.pack(">ih", 256, OTHER)  # a frame that is not whole
+
+
+@pytest.mark.parametrize(
+    ("began", "later", "closes"),
+    [(b"", 599.0, False), (b"", 601.0, True), (BEGUN, 29.0, False), (BEGUN, 31.0, True)],
+)
+def test_idle_and_slow_peers_are_closed(began: bytes, later: float, closes: bool) -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, began)
+    connection.check_time(later)
+    assert transport.closing is closes

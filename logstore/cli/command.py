@@ -104,6 +104,7 @@ VERBS = {
     "export": ("transfer", "Write records to a file: JSON lines, CSV, Parquet, Arrow."),
     "import": ("transfer", "Append records from such a file."),
     "ui": ("ui", "Show topics, segments and messages in a browser.  Read-only."),
+    "serve": ("serve", "Serve the store to Kafka's clients."),
     "bench": ("bench", "Measure how fast a log is on this machine."),
     "doctor": ("doctor", "Check whether this machine and directory are suitable for a log."),
 }

@@ -39,6 +39,7 @@ def run(example: str, *arguments: object) -> str:
         ("exactly_once.py", "100 committed, 100 different"),
         ("worker_group.py", "400 jobs done; all committed: True"),
         ("rewind.py", "from Tuesday on again, right tax: 2880"),
+        ("kafka_server.py", "the group continues at offset 4"),
         ("frames.py", "arrow: 50000 rows, total 24864583"),
     ],
 )

@@ -347,7 +347,7 @@ def test_a_damaged_prepared_file_is_not_appended(root: Path) -> None:
     raw[-3] ^= 0xFF
     (root / file.name).write_bytes(raw)
     for _ in range(2):
-        with pytest.raises(SinkError, match=r"is decided, but .* damaged .* to give the batch up"):
+        with pytest.raises(SinkError, match=r"decided, but .* damaged\. .* to give the batch up"):
             Committer(root).commit(APP, 0, [file])
     assert contents(root)[0] == [b"before"]
     raw[-3] ^= 0xFF

@@ -105,7 +105,9 @@ class SinkOptions:
                     else f"known are {', '.join(sorted(names))}"
                 )
                 raise SinkError(f"unknown option {given!r} of the logstore sink; {hint}")
-            values[field.name] = _parsed(field, given, text)
+            # Spark gives names in lower case; an error shows them as documented.
+            shown = name if name in ALIASES else field.name
+            values[field.name] = _parsed(field, shown, text)
         if "path" not in values:
             raise SinkError("the option path is missing: give the directory of a store")
         return cls(**values)
@@ -152,16 +154,17 @@ class SinkOptions:
             )
         try:
             found = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise SinkError(
                 f"the partitioner {kind!r} cannot be imported ({error}): tasks need it, too; ship "
                 f"it with spark.sparkContext.addPyFile"
             ) from error
-        assert callable(found), f"{kind} is not a function"
+        if not callable(found):
+            raise SinkError(f"the partitioner {kind!r} is not a function")
         return found  # type: ignore[no-any-return]
 
 
-def _parsed(field: dataclasses.Field[Any], given: str, text: str) -> Any:
+def _parsed(field: dataclasses.Field[Any], shown: str, text: str) -> Any:
     kind = str(field.type)
     try:
         if kind.startswith("bool"):
@@ -172,5 +175,5 @@ def _parsed(field: dataclasses.Field[Any], given: str, text: str) -> Any:
             return float(text)
     except (KeyError, ValueError):
         wanted = {"bool": "true or false", "int": "a whole number"}.get(kind.split()[0], "a number")
-        raise SinkError(f"{given} must be {wanted}, not {text!r}") from None
+        raise SinkError(f"{shown} must be {wanted}, not {text!r}") from None
     return text

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import sys
 import time
 import types
 import warnings
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("pyspark", reason='no pyspark: pip install "logstore-engine[spark]"')
 
 import pyspark_logstore
-from pyspark_logstore.options import Bound, OptionError, SourceOptions
+from pyspark_logstore.commits import SinkError
+from pyspark_logstore.options import SOURCE_OPTIONS, Bound, OptionError, SourceOptions
 from pyspark_logstore.pattern import java_pattern
+from pyspark_logstore.sink_options import SinkOptions
 
 
 def parse(*, streaming: bool = False, **options: str) -> SourceOptions:
@@ -144,6 +149,36 @@ def test_a_path_may_be_a_file_uri(text: str, path: str) -> None:
 def test_what_cannot_be_used_is_named_with_its_remedy(options: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         parse(**options)
+
+
+def refusal(act: Callable[[], object], kind: type[Exception]) -> str | None:
+    """Return the text of the error that `act` raises; None if it raises none."""
+    try:
+        act()
+    except kind as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("value", ["", "bogus!", "-5", "[1]", "{", "nan"])
+def test_an_error_shows_the_name_of_an_option_as_documented(value: str) -> None:
+    """Spark gives the names in lower case."""
+    for name in SOURCE_OPTIONS:
+        given = {"path": "/data", name.lower(): value}
+        text = refusal(functools.partial(SourceOptions.parse, given, streaming=None), OptionError)
+        assert text is None or name in text
+    for name in (field.name for field in dataclasses.fields(SinkOptions)):
+        given = {"path": "/data", "txnappid": "a", name.lower(): value}
+        text = refusal(functools.partial(SinkOptions.parse, given), SinkError)
+        assert text is None or name in text
+    with pytest.raises(SinkError, match=r"^kafka\.batch\.size must be a whole number"):
+        SinkOptions.parse({"path": "/data", "kafka.batch.size": "many"})
+
+
+@pytest.mark.parametrize("partitioner", [":loads", ".json:loads", "json:__name__", "json:no"])
+def test_a_partitioner_that_is_no_function_is_refused(partitioner: str) -> None:
+    with pytest.raises(SinkError, match="partitioner"):
+        SinkOptions.parse({"path": "/data", "partitioner": partitioner})
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])

@@ -82,6 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch: float | None = None
         # Offsets that were gone, by where a batch began: it may be planned again.
         self._gone: dict[tuple[TopicPartition, int], int] = {}
+        self._ends: Ends = {}  # last seen end of every partition: shows what a deletion loses
+        self._warned: set[str] = set()
         self._uncommitted: Ends | None = None  # ends that are not yet committed for the group
         self._told_of_lock = False
 
@@ -144,7 +146,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partitions = self._partitions(begun)
         ranges = {}
         for which, partition in partitions.items():
-            end = end_of(partition, self._options.committed)
+            end = self._ends[which] = end_of(partition, self._options.committed)
             if self._target is not None:
                 end = min(end, self._target.get(which, 0))
             first = partition.start_offset if begun is None or which not in begun else begun[which]
@@ -173,6 +175,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"they are back"
                 )
             self._lost(f"{names} of {self._options.path} are gone")
+            for which in missing:
+                first = (begun or {})[which]
+                if self._ends.get(which, first) > first:
+                    self._gone[which, first] = self._ends[which] - first
         return partitions
 
     def _lost(self, what: str) -> None:
@@ -181,7 +187,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{what}. Bring them back, or start a new checkpoint, or set failOnDataLoss to "
                 f"false to go on with what there is"
             )
-        log.warning("%s; failOnDataLoss is false: going on", what)
+        if what not in self._warned:  # Spark asks many times a second
+            self._warned.add(what)
+            log.warning("%s; failOnDataLoss is false: going on", what)
 
     def _ids(self, start: StreamOffset | None) -> dict[str, str]:
         """The topics' ids; DataLossError when one is not the topic it was."""

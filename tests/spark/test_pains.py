@@ -105,6 +105,24 @@ def test_losing_data_never_repeats_any(
     assert offset_in(batch["sources"][0]["latestOffset"])["@lost"] == {"orders-0": 20}
 
 
+def test_what_a_deleted_topic_takes_along_is_in_the_progress(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_orders(store, 40)
+    store.create_topic("other").append(b"stays")
+    options = {"subscribe": "orders,other", "maxOffsetsPerTrigger": "11"}
+    reader = stream(store, failOnDataLoss="false", **options)
+    first = reader.latestOffset(reader.initialOffset())
+    read = first["orders"]["0"]
+    assert 0 < read < 40
+    store.delete_topic("orders")
+    for _ in range(2):  # it is counted once
+        assert reader.latestOffset(first)["orders"] == {"0": read}
+        assert reader.reportLatestOffset()["@lost"] == {"orders-0": 40 - read}
+    assert caplog.text.count("orders-0 of") == 1, "and logged once, not with every look"
+    reader.stop()
+
+
 def test_what_is_wholly_lost_is_not_read_from_the_earliest(store: Store) -> None:
     log = make_orders(store, 100)
     reader = stream(store, failOnDataLoss="false")

@@ -551,7 +551,8 @@ class Segment:
         file = self._directory.open(segment_name(self.base_offset, ".log"), write=True)
         file.end = contents.position
         self._file = file
-        self._offset_index = self._time_index = None
+        self._offset_index = self._time_index = self._max_timestamp = None
+        self._times_checked = False
         self.next_base = None
         self._flushed = (0, 0)
         self.writer = _native.SegmentWriter(

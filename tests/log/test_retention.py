@@ -511,3 +511,21 @@ def test_appends_readers_and_retention_in_threads(make_log: MakeLog) -> None:
     assert not failures, failures
     assert 300 <= log.end_offset - log.start_offset < 500
     log.check()
+
+
+def test_a_segment_that_is_cut_and_written_again_has_its_new_time(make_log: MakeLog) -> None:
+    """`enforce` keeps the greatest time of a sealed segment; a truncation reopens the segment."""
+    log = make_log()
+    for minute in range(3):
+        log.append(b"old", timestamp=NOW + minute)
+        log.append(b"old", timestamp=NOW + minute)
+        log.roll()
+    by_age = RetentionPolicy(max_age_ms=1000)
+    assert going(log.enforce(by_age, now=NOW + DAY, dry_run=True)) == [0, 2, 4]
+    log.truncate(3)
+    assert log.append(b"new", timestamp=NOW + DAY) == 3
+    log.roll()
+    assert log.segments[1].max_timestamp == NOW + DAY
+    assert log.offset_for_time(NOW + DAY) == 3
+    assert going(log.enforce(by_age, now=NOW + DAY)) == [0]
+    assert log[3].value == b"new"

@@ -109,7 +109,8 @@ class PartitionInspection:
         producers = 0
         for segment in segments:
             try:
-                producers += self._inspect_segment(segment)
+                with segment.visited():
+                    producers += self._inspect_segment(segment)
             except FileNotFoundError:
                 raise  # deleted by retention, or missing: `find_problems` distinguishes the two
             except OSError as error:

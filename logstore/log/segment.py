@@ -17,8 +17,9 @@ of many segments needs little memory and few descriptors.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from logstore import _native
@@ -77,6 +78,7 @@ class Segment:
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._times_checked = False
+        self._last_time: int | None = None  # of a sealed segment, once its time index was checked
         self._max_timestamp: int | None = None  # of a sealed segment, once compared with the log
         self._transactions: TransactionIndex | None = None
         self._flushed = (0, 0)  # bytes of the live .index and .timeindex that are in their files
@@ -369,17 +371,21 @@ class Segment:
 
     def offset_for_time(self, timestamp: int, start: int = 0) -> int | None:
         """Return the least offset >= `start` of a record not older than `timestamp`, or None."""
-        if self.writer is None and not self._times_checked:
-            self._check_times()
-        # If another process appends to this segment, the index file lags: it must not be used to
-        # conclude that no record is so new.
-        complete = self.sealed or self.writer is not None
-        if complete and self.max_timestamp < timestamp:
+        if self.sealed and self._last_time is not None and self._last_time < timestamp:
             return None
-        # Every record up to the offset of this entry is older than `timestamp`.
-        entry = self.time_index.lookup(timestamp - 1)
-        offset = entry[1] if self._is_reached_at(*entry) else self.base_offset
-        return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
+        with self.visited():
+            if self.writer is None and not self._times_checked:
+                self._check_times()
+            # If another process appends to this segment, the index file lags: it must not be used
+            # to conclude that no record is so new.
+            complete = self.sealed or self.writer is not None
+            if complete and (newest := self.max_timestamp) < timestamp:
+                self._last_time = newest if self.sealed else None
+                return None
+            # Every record up to the offset of this entry is older than `timestamp`.
+            entry = self.time_index.lookup(timestamp - 1)
+            offset = entry[1] if self._is_reached_at(*entry) else self.base_offset
+            return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
 
     def _is_reached_at(self, timestamp: int, offset: int) -> bool:
         """Return whether a time index entry is right.
@@ -422,20 +428,18 @@ class Segment:
         if self.writer is not None or not self.sealed:
             return self.max_timestamp
         if self._max_timestamp is None:
-            cold = self._file is None
-            self._check_times()
-            newest, offset = self.time_index.last_entry
-            position = 0
-            if len(self.time_index):
-                scan = self.scan(offset, offset + 1, on_corrupt="skip")
-                position = scan.position if scan.next_raw() is not None else 0
-            found = self.walk(position, next_offset=offset + 1 if position else None)
-            newest = max(newest, found.max_timestamp)
-            if found.stopped != "end":
-                newest = max(newest, self.modified_ms)  # damage may hide a later time
-            self._max_timestamp = newest
-            if cold:
-                self.release()
+            with self.visited():
+                self._check_times()
+                newest, offset = self.time_index.last_entry
+                position = 0
+                if len(self.time_index):
+                    scan = self.scan(offset, offset + 1, on_corrupt="skip")
+                    position = scan.position if scan.next_raw() is not None else 0
+                found = self.walk(position, next_offset=offset + 1 if position else None)
+                newest = max(newest, found.max_timestamp)
+                if found.stopped != "end":
+                    newest = max(newest, self.modified_ms)  # damage may hide a later time
+                self._max_timestamp = newest
         return self._max_timestamp
 
     def _required_end(self) -> int:
@@ -461,6 +465,19 @@ class Segment:
             self._time_index = None
             self._times_checked = False
             self._transactions = None
+
+    @contextlib.contextmanager
+    def visited(self) -> Iterator[None]:
+        """Release a sealed segment at the end of the block, if nothing of it was open before.
+
+        For loops over all segments: a log may have more of them than a process has descriptors.
+        """
+        cold = self.sealed and self._file is None
+        try:
+            yield
+        finally:
+            if cold:
+                self.release()
 
     def end_at(self, file: _native.File, end_offset: int) -> None:
         """Make this segment readonly and end it at `file.end`: a truncation of it has begun."""
@@ -551,7 +568,8 @@ class Segment:
         file = self._directory.open(segment_name(self.base_offset, ".log"), write=True)
         file.end = contents.position
         self._file = file
-        self._offset_index = self._time_index = self._max_timestamp = None
+        self._offset_index = self._time_index = None
+        self._last_time = self._max_timestamp = None
         self._times_checked = False
         self.next_base = None
         self._flushed = (0, 0)

@@ -242,6 +242,8 @@ class Reader:
         offset = end
         while offset > start:
             segment = self._view.segment_for(offset - 1)
+            if segment.base_offset >= offset:
+                break  # a trim or retention has deleted the segments below
             found = segment.newest_of(key, start)
             if found >= 0:
                 record = (

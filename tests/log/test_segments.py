@@ -5,6 +5,7 @@ The cases are those that Kafka's own tests check.
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -327,3 +328,37 @@ def test_summaries_go_with_their_segments(tmp_path: Path) -> None:
     (tmp_path / "t-0" / "logstore.state").unlink()
     with Partition.open(tmp_path / "t-0"):
         assert not (tmp_path / "t-0" / f"{99:020}.summary").exists()
+
+
+# ---- descriptors ----
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_what_passes_all_segments_keeps_no_descriptor_of_them(
+    make_log: MakeLog, readonly: bool
+) -> None:
+    """A log may have more segments than a process has descriptors."""
+    with make_log(segment_bytes=1024) as log:
+        for number in range(100):
+            log.append(b"x" * 900, timestamp=1_700_000_000_000 + number)
+    log = make_log(readonly=readonly)
+    assert len(log.segments) == 100
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        assert log.offset_for_time(1_700_000_000_099) == 99
+        assert log.offset_for_time(1_700_000_000_100) == 100
+        assert log.check() == log.check(deep=False) == []
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+def test_a_time_is_found_in_a_segment_that_was_passed_and_then_written_again(
+    make_log: MakeLog,
+) -> None:
+    log = make_log()
+    log.extend([Record(b"old", timestamp=1000)] * 4)
+    log.roll()
+    assert log.offset_for_time(2000) == 4
+    log.truncate(2)
+    log.append(b"new", timestamp=2000)
+    log.roll()
+    assert log.offset_for_time(2000) == 2

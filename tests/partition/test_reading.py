@@ -19,6 +19,7 @@ from logstore import (
     Record,
     RecordNotFoundError,
 )
+from logstore.log.segment import Segment
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from logstore.waking import Gate
 from tests.conftest import MakeLog
@@ -516,3 +517,26 @@ def test_a_located_batch_lies_where_it_says(make_log: MakeLog) -> None:
         with open(path, "rb") as file:
             file.seek(position)
             assert file.read(len(raw)) == raw
+
+
+def test_get_ends_if_the_segments_below_it_are_deleted_meanwhile(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log()
+    for _ in range(4):
+        log.extend([Record(b"v", key=b"k")] * 5)
+        log.roll()
+    log.append(b"v", key=b"k")
+    newest_of, looks = Segment.newest_of, 0
+
+    def newest_of_after_a_trim(segment: Segment, key: bytes, start: int = 0) -> int:
+        nonlocal looks
+        looks += 1
+        assert looks < 50, "get looks at the same segment again and again"
+        if looks == 1:
+            log.trim(15)
+        return newest_of(segment, key, start)
+
+    monkeypatch.setattr(Segment, "newest_of", newest_of_after_a_trim)
+    assert log.get(b"absent") is None
+    assert log.get(b"k") is not None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
+import pkgutil
 import re
-from importlib import resources
 from typing import Any, NamedTuple
 
 __all__ = ["Field", "Message", "Versions", "message", "messages"]
@@ -81,8 +81,9 @@ def _field(raw: dict[str, Any]) -> Field:
 
 @functools.cache
 def _raw() -> dict[tuple[int, str], dict[str, Any]]:
-    text = resources.files(__package__).joinpath("schemas.json").read_text("utf-8")
-    return {(each["key"], each["kind"]): each for each in json.loads(text)["messages"]}
+    table = pkgutil.get_data(__package__, "schemas.json")
+    assert table is not None
+    return {(each["key"], each["kind"]): each for each in json.loads(table)["messages"]}
 
 
 @functools.cache

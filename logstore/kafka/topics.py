@@ -5,7 +5,7 @@ There is one node: it leads every partition, and has the only replica.
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -299,14 +299,14 @@ def describe_log_dirs(call: Call) -> dict[str, Any]:
                     continue  # deleted meanwhile
                 rows.append({"partition_index": number, "partition_size": size, "offset_lag": 0})
         topics.append({"name": name, "partitions": rows})
-    usage = shutil.disk_usage(store.path)
+    disk = os.statvfs(store.path)
     return {
         "results": [
             {
                 "log_dir": _shown_path(call),
                 "topics": topics,
-                "total_bytes": usage.total,
-                "usable_bytes": usage.free,
+                "total_bytes": disk.f_blocks * disk.f_frsize,
+                "usable_bytes": disk.f_bavail * disk.f_frsize,
             }
         ]
     }

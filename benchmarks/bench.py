@@ -49,8 +49,9 @@ class Bar:
     needs_engine: bool  # no peer of its own to show without logstore
 
     @property
-    def number(self) -> int:
-        return int(self.id.removeprefix("P"))
+    def place(self) -> tuple[str, int]:
+        """The order of the bars: by letter, then by number."""
+        return self.id[0], int(self.id[1:])
 
 
 _catalogue: dict[str, Bar] = {}
@@ -73,4 +74,4 @@ def catalogue() -> list[Bar]:
 
     for module in pkgutil.iter_modules(bars.__path__):
         importlib.import_module(f"{bars.__name__}.{module.name}")
-    return sorted(_catalogue.values(), key=lambda found: found.number)
+    return sorted(_catalogue.values(), key=lambda found: found.place)

@@ -28,6 +28,7 @@ class Sizes:
     compaction_records: int
     compaction_keys: int
     spark_records: int
+    wire_bytes: int  # produced and consumed by a Kafka client, for each size of record
 
 
 FULL = Sizes(
@@ -49,6 +50,7 @@ FULL = Sizes(
     compaction_records=10_000_000,
     compaction_keys=1_000_000,
     spark_records=4_000_000,
+    wire_bytes=256 * MIB,
 )
 
 QUICK = Sizes(
@@ -70,4 +72,5 @@ QUICK = Sizes(
     compaction_records=200_000,
     compaction_keys=20_000,
     spark_records=200_000,
+    wire_bytes=4 * MIB,
 )

@@ -102,8 +102,10 @@ def require_kafka() -> None:
         pytest.skip(f"no Apache Kafka: {error}")
 
 
-def _java(main: str, *arguments: str, jvm: Sequence[str] = ()) -> list[str]:
-    return ["java", *_JVM, *jvm, "-cp", f"{jar_directory()}/*", main, *arguments]
+def _java(
+    main: str, *arguments: str, jvm: Sequence[str] = (), base: Sequence[str] = _JVM
+) -> list[str]:
+    return ["java", *base, *jvm, "-cp", f"{jar_directory()}/*", main, *arguments]
 
 
 def _run_tool(main: str, *arguments: str) -> str:
@@ -194,7 +196,9 @@ class Broker:
         config: Mapping[str, object] | None = None,
         *,
         timeout: float = 60.0,
+        jvm: Sequence[str] = _JVM,
     ) -> None:
+        self._jvm = tuple(jvm)
         self.directory = Path(directory)
         self.log_dir = self.directory / "logs"
         self.timeout = timeout
@@ -251,9 +255,8 @@ class Broker:
             cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             tool = ("kafka.tools.StorageTool", "format", "-c", str(properties))
             _run_tool(*tool, f"--cluster-id={cluster}")
-        command = _java(
-            "kafka.Kafka", str(properties), jvm=("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",)
-        )
+        log_level = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+        command = _java("kafka.Kafka", str(properties), jvm=(*self._jvm, log_level), base=())
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -263,6 +266,12 @@ class Broker:
         except BaseException:
             self.kill()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The process of the running broker."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """Shut down cleanly: indexes trimmed, snapshots and the clean marker written."""

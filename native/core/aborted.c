@@ -42,7 +42,7 @@ void ls_transactions_free(ls_transactions *transactions)
     memset(transactions, 0, sizeof *transactions);
 }
 
-/* Room for one more element of an array of `size` bytes each. */
+/* Grows an array of elements of `size` bytes by one element.  Returns false if there is no memory. */
 static bool grow(void **array, size_t count, size_t *capacity, size_t size)
 {
     if (count < *capacity) {
@@ -144,7 +144,7 @@ ls_code ls_transactions_marker(ls_transactions *t, const ls_batch *batch, const 
     *useless = false;
     *kept = NULL;
     if (batch->record_count == 0) {
-        *useless = true;               /* its marker went before */
+        *useless = true;               /* an earlier compaction deleted its marker */
         return LS_OK;
     }
     ls_code code = open_aborted(t, batch);

@@ -20,22 +20,22 @@ typedef struct {
 
 enum { LS_ABORTED_BYTES = 34 };        /* an entry of a .txnindex file */
 
-/* Follows the batches of a log in order and tells which belong to an aborted transaction, and which
- * markers have nothing left to mark. */
+/* State of a walk through the batches of a log in offset order.  It finds the batches of aborted
+ * transactions, and the markers of transactions that have no batch left. */
 typedef struct {
     ls_aborted *aborted;               /* by first offset */
     size_t count;
-    size_t next;                       /* those before have begun */
+    size_t next;                       /* transactions before this one have begun */
     struct ls_open_aborted {
         size_t entry;
         bool observed;                 /* a batch of it is still there */
     } *open;
     size_t open_count, open_capacity;
-    int64_t *committed;                /* producers with data of a transaction that goes on */
+    int64_t *committed;                /* producers with data in a transaction without a marker yet */
     size_t committed_count, committed_capacity;
 } ls_transactions;
 
-/* `entries` as they lie in .txnindex files, in any order; a partial one at the end is ignored. */
+/* `entries` are the bytes of .txnindex files, in any order; a partial entry at the end is ignored. */
 ls_code ls_transactions_init(ls_transactions *transactions, const uint8_t *entries, size_t size);
 void ls_transactions_free(ls_transactions *transactions);
 

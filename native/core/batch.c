@@ -51,7 +51,7 @@ ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch)
 
 bool ls_legacy_verify(const uint8_t *data, size_t size)
 {
-    /* CRC-32 of the other kind, bit by bit: this runs once, before we say that we cannot read it. */
+    /* CRC-32 (not CRC-32C), bit by bit: it runs once, before LS_E_LEGACY is returned. */
     uint32_t crc = 0xffffffffu;
     for (size_t i = LS_MAGIC_BYTES - 1; i < size; i++) {
         crc ^= data[i];
@@ -254,7 +254,7 @@ void ls_builder_clear(ls_builder *builder)
     builder->packed = false;
 }
 
-/* Room for `bytes` more, plus slack so that copies may overshoot by a vector. */
+/* Makes sure that `bytes` more fit, plus slack so that copies may overshoot by a vector. */
 static bool reserve(ls_builder *builder, size_t bytes)
 {
     size_t need;
@@ -320,7 +320,7 @@ static inline uint8_t *put_bytes(uint8_t *at, const uint8_t *source, size_t size
     return at + size;
 }
 
-/* A varint of at most two bytes behind `used` bytes of a word that is stored little end first. */
+/* Adds a varint of at most two bytes to a little-endian word whose first `used` bytes are in use. */
 static inline unsigned pack_short(uint64_t *word, unsigned used, uint32_t zigzag)
 {
     if (zigzag < 0x80) {
@@ -332,9 +332,9 @@ static inline unsigned pack_short(uint64_t *word, unsigned used, uint32_t zigzag
     return used + 2;
 }
 
-/* The record of most logs: a value of moderate size, no key, no headers, little later than the
- * batch's first.  All that stands in front of its size fits one word.  False, with nothing done, for
- * any other. */
+/* Adds the record of most logs: a value of moderate size, no key, no headers, a timestamp shortly
+ * after the batch's first.  All fields before the value fit one word.  Returns false, and does
+ * nothing, for any other record. */
 static inline bool add_plain(ls_builder *builder, const ls_new_record *record)
 {
     enum { SHORT_MAX = 8191, TIME_MAX = 63, WORD = 8 };
@@ -405,7 +405,7 @@ ls_code ls_builder_add(ls_builder *builder, const ls_new_record *record)
         builder->max_timestamp = record->timestamp;
     }
     if (record->timestamp < builder->arena_min_timestamp) {
-        builder->arena_min_timestamp = record->timestamp;   /* a batch's first comes here */
+        builder->arena_min_timestamp = record->timestamp;   /* the first of a batch, too */
     }
     at = ls_varint_store(at, (uint64_t)body << 1);
     *at++ = 0;

@@ -1,8 +1,8 @@
 /* Record batch version 2 in memory: parse, verify, walk, build.  Knows no files.
  *
- * Nothing here trusts a length that came from outside: every length is compared with what is left
- * of the buffer before it is used.  No function keeps state between calls but in its argument, so
- * different threads may use different objects freely.
+ * No length that was read from outside is trusted: each is compared with the rest of the buffer
+ * before it is used.  No function keeps state between calls except in its arguments, so different
+ * threads may use different objects concurrently.
  */
 #ifndef LS_BATCH_H
 #define LS_BATCH_H
@@ -32,11 +32,11 @@ typedef struct {
 } ls_batch;
 
 /* Reads a header.  `available` must be at least LS_BATCH_HEADER_BYTES; the batch itself may be
- * longer than what is available.  Only what must hold in any sound header is checked: a caller that
- * means to use the records verifies the checksum first. */
+ * longer.  Only the rules that hold for every valid header are checked: a caller that uses the
+ * records verifies the checksum first. */
 ls_status ls_batch_parse(const uint8_t *data, size_t available, ls_batch *batch);
 
-/* Whether a whole message of format 0 or 1 stands here, by its own checksum. */
+/* Returns whether `data` is a whole message of format 0 or 1, by its own checksum. */
 bool ls_legacy_verify(const uint8_t *data, size_t size);
 
 /* Whether the checksum of the whole batch at `data` (batch->size bytes) is right. */
@@ -47,7 +47,7 @@ static inline unsigned ls_batch_codec(const ls_batch *batch)
     return batch->attributes & LS_ATTR_CODEC;
 }
 
-/* Whether it concerns producers: it has an id, or speaks of transactions. */
+/* Returns whether the batch has a producer id or is a control batch. */
 static inline bool ls_batch_has_producer(const ls_batch *batch)
 {
     return batch->producer_id >= 0 || (batch->attributes & LS_ATTR_CONTROL) != 0;
@@ -75,13 +75,13 @@ typedef struct {
     int64_t append_time;               /* every record's time when `log_append_time` */
     bool log_append_time;
     int32_t remaining;
-    int32_t last_offset_delta;         /* of the batch: no record may lie beyond */
+    int32_t last_offset_delta;         /* of the batch: no record may have a greater one */
     int32_t previous_delta;
     const char *reason;                /* why the walk stopped, when it is corrupt */
 } ls_records;
 
-/* Whether `size` bytes of decompressed payload can hold the records that the header counts.  Ask
- * before taking memory for each of them: the count is from the disk. */
+/* Returns whether `size` bytes of decompressed payload can hold the record count of the header.
+ * Check it before allocating memory per record: the count is read from the disk. */
 static inline bool ls_batch_count_fits(const ls_batch *batch, size_t size)
 {
     return (size_t)batch->record_count <= size / LS_RECORD_BYTES_MIN;
@@ -93,10 +93,10 @@ extern const char ls_too_many_records[];
 void ls_records_open(ls_records *records, const ls_batch *batch, const uint8_t *payload,
                      size_t size);
 
-/* The common record, decoded without a branch per byte: no headers, small numbers, and enough bytes
- * behind it that nothing can be overread.  False, with nothing consumed, for all others: those, the
- * end and every kind of damage are ls_records_next's.  Anything it accepts, ls_records_next accepts
- * with the same result. */
+/* Decodes the common record without a branch per byte: no headers, small numbers, and so many bytes
+ * after it that no load passes the end of the buffer.  Returns false, and consumes nothing, for any
+ * other record, at the end and at any damage: the caller then calls ls_records_next.  Every record
+ * that is accepted here is accepted by ls_records_next with the same result. */
 static inline bool ls_records_quick(ls_records *records, ls_record *record)
 {
     enum { SLACK = 32 };
@@ -194,8 +194,8 @@ size_t ls_header_size(int32_t name_size, int32_t value_size);
 uint8_t *ls_header_store(uint8_t *at, const uint8_t *name, int32_t name_size,
                          const uint8_t *value, int32_t value_size);
 
-/* An arena: sealed batches one behind the other, then at most one open batch.  Base offsets are
- * relative to 0 until the log assigns them. */
+/* An arena: sealed batches without gaps between them, then at most one open batch.  Base offsets
+ * count from 0 until the log assigns them. */
 typedef struct {
     uint8_t *data;
     size_t size;                       /* bytes used, the open batch included */
@@ -216,7 +216,7 @@ void ls_builder_init(ls_builder *builder, size_t batch_bytes, size_t batch_bytes
 void ls_builder_free(ls_builder *builder);
 void ls_builder_clear(ls_builder *builder);
 
-/* Makes room for so many bytes at once; false: no memory. */
+/* Allocates memory for `bytes` more bytes at once.  Returns false if there is none. */
 bool ls_builder_reserve(ls_builder *builder, size_t bytes);
 
 /* LS_OK; LS_END when the open batch is full and must be sealed first; LS_E_TOO_LARGE;
@@ -233,8 +233,8 @@ ls_code ls_builder_put_batch(ls_builder *builder, const uint8_t *header, const u
 /* Writes the header of the open batch, but for what ls_batches_finish adds.  No-op without one. */
 void ls_builder_seal(ls_builder *builder, uint8_t codec);
 
-/* Gives sealed batches of a builder, one behind the other, a producer, and sequences from
- * `base_sequence` on; the sequence behind the last.  Their checksums are made by the next. */
+/* Sets the producer and the sequences from `base_sequence` on in the sealed batches of a builder.
+ * Returns the sequence after the last record.  ls_batches_finish sets the checksums afterwards. */
 int32_t ls_batches_stamp(uint8_t *data, size_t size, int64_t producer_id, int16_t producer_epoch,
                          int32_t base_sequence, bool transactional);
 

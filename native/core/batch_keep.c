@@ -5,8 +5,8 @@
 
 #include "crc32c.h"
 
-/* A record as it stands from `start` to `end`, with another time delta.  It was walked before, so
- * its lengths are right. */
+/* Stores the record in [start, end) with another timestamp delta.  The record was walked before, so
+ * its lengths are valid. */
 static uint8_t *store_record(uint8_t *at, const uint8_t *start, const uint8_t *end,
                              int64_t timestamp_delta)
 {
@@ -24,7 +24,7 @@ static uint8_t *store_record(uint8_t *at, const uint8_t *start, const uint8_t *e
     return at + (end - rest);
 }
 
-/* A time delta and with it a length may become longer by this much. */
+/* By how many bytes the timestamp delta and the length of a record may grow together. */
 enum { RECORD_GROWTH = 10 + 5 };
 
 ls_code ls_batch_keep(ls_bytes *out, const uint8_t *header, const ls_batch *batch,

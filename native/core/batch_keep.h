@@ -14,7 +14,7 @@
 #include "bytes.h"
 #include "status.h"
 
-#define LS_NO_HORIZON INT64_MIN        /* the time at which tombstones may go is not set */
+#define LS_NO_HORIZON INT64_MIN        /* no time is set at which tombstones may be deleted */
 
 /* Adds to `out` a batch of the records i with keep[i] != 0, at least one; its last offset becomes
  * `last_offset`.  The payload is not packed, and the batch has no length and no checksum: that is
@@ -24,7 +24,8 @@ ls_code ls_batch_keep(ls_bytes *out, const uint8_t *header, const ls_batch *batc
                       const uint8_t *payload, size_t size, const uint8_t *keep,
                       int64_t last_offset, int64_t horizon);
 
-/* Adds the header alone: what tells a producer's last sequence, or where the log goes on. */
+/* Adds the header without records.  It keeps the last sequence of a producer, or the end offset of
+ * the log. */
 ls_code ls_batch_keep_header(ls_bytes *out, const uint8_t *header);
 
 /* Length and checksum of the batch from `at` to the end of `out`.  LS_E_TOO_LARGE. */

@@ -28,7 +28,7 @@ bool ls_cleaner_needs_payload(const ls_cleaner *cleaner, const ls_batch *batch)
     return batch->record_count > 0 && ls_batch_codec(batch) != LS_CODEC_NONE;
 }
 
-/* Whether a batch must be told of by its header even when it holds nothing. */
+/* Returns whether the header of a batch must stay even if no record of the batch does. */
 static bool must_stay(const ls_clean_rules *rules, const ls_batch *batch)
 {
     if (batch->last_offset + 1 == rules->end_offset) {
@@ -183,7 +183,7 @@ static ls_code put_copy(ls_cleaner *cleaner, const uint8_t *data, const ls_batch
                                                          : LS_E_NO_MEMORY;
 }
 
-/* Makes room for a verdict per record of the batch. */
+/* Allocates memory for a verdict per record of the batch. */
 static ls_code reserve_verdicts(ls_cleaner *cleaner, const ls_batch *batch, size_t size,
                                 const char **reason)
 {
@@ -195,8 +195,8 @@ static ls_code reserve_verdicts(ls_cleaner *cleaner, const ls_batch *batch, size
     return ls_bytes_reserve(&cleaner->keep, (size_t)batch->record_count) ? LS_OK : LS_E_NO_MEMORY;
 }
 
-/* What its transaction means for a batch: *discard, all of it goes; *useless_marker, its marker
- * goes when its horizon has passed. */
+/* Decides by the transaction of a batch.  *discard: the whole batch is deleted.  *useless_marker: the
+ * marker is deleted once its delete horizon has passed. */
 static ls_code judge_transaction(ls_cleaner *cleaner, const ls_batch *batch, const uint8_t *payload,
                                  size_t size, bool horizon_passed, bool *discard,
                                  bool *useless_marker)

@@ -1,10 +1,10 @@
-/* Rewriting a log without some of its records: what compaction, purging and cutting have in common.
+/* Rewriting a log without some of its records, for compaction and for purging.
  *
- * The rules are Kafka's.  A batch keeps its base offset, its last offset, its leader epoch, its
- * producer's fields and its kind, whatever is taken out of it; the records that stay keep offset,
- * time, key, value and headers.  A batch that loses nothing is copied byte for byte.
+ * The rules are Kafka's.  A batch that loses records keeps its base offset, last offset, leader epoch,
+ * producer fields and kind; the records that stay keep offset, time, key, value and headers.  A batch
+ * that loses no record is copied byte for byte.
  *
- * Nothing here knows compression: where a payload has to be unpacked or packed the caller does it.
+ * The cleaner does not compress or decompress: the caller does.
  */
 #ifndef LS_CLEANER_H
 #define LS_CLEANER_H
@@ -20,7 +20,7 @@
 #include "offset_map.h"
 #include "status.h"
 
-/* Where a producer is, as far as its last batches must stay. */
+/* The last batch of a producer, whose header must stay. */
 typedef struct {
     int64_t producer_id;
     int64_t last_offset;               /* of its last data; -1: only markers are known */
@@ -28,11 +28,11 @@ typedef struct {
 } ls_producer_end;
 
 typedef struct {
-    /* Either: newest offsets, for compaction.  NULL: purge what has this key. */
+    /* The newest offset of each key, for compaction.  NULL: purge the records that have `key`. */
     const ls_offset_map *map;
     const uint8_t *key;
     size_t key_size;
-    int64_t start_offset;              /* a purge leaves what is below alone */
+    int64_t start_offset;              /* a purge keeps records below this offset */
     int64_t end_offset;                /* the batch that ends here stays, if only its header */
     int64_t now_ms;
     int64_t delete_retention_ms;
@@ -45,8 +45,8 @@ typedef struct {
     int64_t records_read, records_kept;
     int64_t bytes_read, bytes_kept;
     int64_t batches_read, batches_kept, batches_rewritten;
-    int64_t superseded;                /* why records went: a newer one has the key */
-    int64_t tombstones;                /* their time was up */
+    int64_t superseded;                /* records deleted because a newer one has the key */
+    int64_t tombstones;                /* tombstones deleted after their delete horizon */
     int64_t keyless;
     int64_t aborted;
     int64_t markers;
@@ -57,7 +57,7 @@ typedef struct {
 typedef struct {
     ls_clean_rules rules;
     ls_clean_counts counts;
-    ls_bytes out;                      /* the caller writes it away and sets out.size to 0 */
+    ls_bytes out;                      /* the caller writes it and sets out.size to 0 */
     int64_t out_position;              /* of out.data[0] in the new file */
     ls_index_tracker index;            /* of the new file */
     ls_bytes aborted;                  /* entries of the new file's .txnindex */

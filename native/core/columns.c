@@ -85,8 +85,8 @@ void ls_columns_free(ls_columns *columns)
     memset(columns, 0, sizeof *columns);
 }
 
-/* Once there are rows to judge by, grows at once to what all rows will need if they go on like this:
- * what is never touched costs nothing, and copying a large column again and again does. */
+/* After this many rows a column grows at once to the size that all rows need if they are like the
+ * rows so far.  Pages that are never touched cost nothing; copying a large column repeatedly does. */
 enum { JUDGED_ROWS = 128 };
 
 static bool grow_data(ls_bytes_column *column, size_t more)
@@ -136,8 +136,8 @@ static bool grow_rows(ls_bytes_column *column)
     return true;
 }
 
-/* Short copies by whole vectors: the target has slack behind it, and `readable` says how far the
- * source may be read.  Only the last record of a payload takes the exact way. */
+/* Copies short data by whole vectors: the target has slack after its end, and the source may be read
+ * up to `readable`.  Only the last records of a payload are copied by their exact size. */
 static inline void copy(uint8_t *target, const uint8_t *source, size_t size,
                         const uint8_t *readable)
 {
@@ -150,7 +150,7 @@ static inline void copy(uint8_t *target, const uint8_t *source, size_t size,
     }
 }
 
-/* The rows have been made room for. */
+/* Appends a row; the memory for the row itself is allocated already. */
 static inline bool put(ls_bytes_column *column, const uint8_t *bytes, int32_t size,
                        const uint8_t *readable)
 {
@@ -197,7 +197,7 @@ static inline bool full(const ls_columns *columns)
            columns->header_names.size > columns->bytes_max;
 }
 
-/* One record the careful way. */
+/* Takes one record with every check. */
 static ls_code fill_one(ls_columns *columns, ls_records *records, int64_t start, int64_t stop,
                         bool *stopped)
 {
@@ -241,9 +241,9 @@ static ls_code fill_one(ls_columns *columns, ls_records *records, int64_t start,
     return LS_OK;
 }
 
-/* The quick way works in blocks: first the places of all fields, then each column in a loop of its
- * own.  Small loops keep everything in registers, and what is alike in a block (no keys, no headers)
- * is done at once. */
+/* The fast path works in blocks: it finds the fields of all records of a block, then copies each
+ * column in its own loop.  Small loops keep everything in registers, and a property that all records
+ * of a block share (no keys, no headers) is handled once. */
 enum { BLOCK_ROWS = 128 };
 
 typedef struct {
@@ -261,7 +261,7 @@ typedef struct {
 
 static size_t parse_block(row_block *block, ls_records *shared, size_t rows_max)
 {
-    ls_records records = *shared;      /* local: no store below can be a change of it */
+    ls_records records = *shared;      /* a local copy: no store below can alias it */
     size_t rows = 0;
     size_t key_bytes = 0, value_bytes = 0, keys_null = 0, values_null = 0;
     ls_record record;
@@ -393,7 +393,7 @@ static inline bool room_for_run(const ls_columns *columns)
            columns->keys.size + RUN_BYTES <= columns->bytes_max;
 }
 
-/* The next run, all of it known to lie in the wanted range.  *rows is 0 when there is none. */
+/* Takes the next run, whose offsets are all in the wanted range.  *rows is 0 if there is no run. */
 static ls_code fill_run(ls_columns *columns, ls_records *records, size_t *rows)
 {
     unsigned fields = columns->fields;
@@ -435,8 +435,8 @@ static ls_code fill_run(ls_columns *columns, ls_records *records, size_t *rows)
     return LS_OK;
 }
 
-/* As many records as the quick ways can take, all known to lie in the wanted range.  Where records
- * are unlike each other, a block of them is done before a run is tried again. */
+/* Takes as many records as the fast paths accept; their offsets are all in the wanted range.  If
+ * records differ in shape, a block of them is taken before a run is tried again. */
 static ls_code fill_quick(ls_columns *columns, ls_records *records)
 {
     unsigned fields = columns->fields;

@@ -28,7 +28,7 @@ typedef struct {
     size_t rows_capacity;
     size_t size;
     size_t capacity;
-    size_t bytes_max;                  /* how far it is worth looking ahead when growing */
+    size_t bytes_max;                  /* bound of the estimate when `data` grows */
     int64_t nulls;
 } ls_bytes_column;
 
@@ -37,7 +37,7 @@ typedef struct {
     size_t rows;
     size_t rows_max;
     size_t bytes_max;                  /* of any data buffer: the chunk is full beyond this */
-    bool log_append_time;              /* what the timestamps are, all of them */
+    bool log_append_time;              /* the timestamp type of all rows */
     int64_t *offsets;
     int64_t *timestamps;
     ls_bytes_column keys;
@@ -47,7 +47,8 @@ typedef struct {
     ls_bytes_column header_values;
 } ls_columns;
 
-/* All arrays come from ls_memory_take.  Allocates for `rows_max` rows; `bytes_hint` is a guess of the value bytes to come. */
+/* Allocates all arrays by ls_memory_take, for `rows_max` rows; `bytes_hint` is an estimate of the
+ * value bytes. */
 ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, size_t bytes_max,
                         size_t bytes_hint);
 void ls_columns_free(ls_columns *columns);

@@ -6,7 +6,7 @@
 
 int64_t ls_offset_index_search(const uint8_t *entries, size_t count, int32_t relative_offset)
 {
-    size_t low = 0, high = count;      /* answer lies in [low - 1, high) */
+    size_t low = 0, high = count;      /* the answer is in [low - 1, high) */
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (ls_load_i32(entries + middle * LS_OFFSET_ENTRY_BYTES) <= relative_offset) {

@@ -1,8 +1,8 @@
-/* Index entries: sorted, fixed-width, big-endian, exactly as they lie in the .index and .timeindex
- * files.  Hints only: whoever lands by one of them checks what is there.
+/* Index entries: sorted, fixed-width, big-endian, byte for byte as in the .index and .timeindex files.
+ * An entry is a hint: a reader checks the batch at the position of the entry.
  *
- * ls_index_track applies the one rule by which entries come about, for live appends and for
- * recovery alike, so that a rebuilt index equals the one it replaces.
+ * ls_index_track is the only function that adds entries, for live appends and for recovery, so that
+ * a rebuilt index equals the index that it replaces.
  */
 #ifndef LS_INDEX_H
 #define LS_INDEX_H
@@ -24,9 +24,9 @@ typedef struct {
     size_t capacity;
 } ls_entries;
 
-/* Replaces what is there by a copy of `size` bytes.  False: no memory. */
+/* Replaces the entries by a copy of `size` bytes.  Returns false if there is no memory. */
 bool ls_entries_copy(ls_entries *entries, const void *data, size_t size);
-/* Room for one more entry; NULL: no memory, and nothing changed. */
+/* Returns the memory of one more entry; NULL, and nothing changed, if there is no memory. */
 uint8_t *ls_entries_add(ls_entries *entries, size_t bytes);
 void ls_entries_free(ls_entries *entries);
 

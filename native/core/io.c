@@ -121,7 +121,8 @@ static int posix_open(const ls_io *io, int directory, const char *name, int flag
 static int posix_close(const ls_io *io, int fd)
 {
     (void)io;
-    /* EINTR from close still closes on Linux; a retry could hit someone else's descriptor. */
+    /* On Linux close() with EINTR has closed the descriptor; a retry could close one that another
+     * thread has just opened. */
     return close(fd) < 0 && errno != EINTR ? -errno : 0;
 }
 
@@ -193,7 +194,7 @@ static bool is_directory(int directory, const struct dirent *entry)
 static int posix_list(const ls_io *io, int directory, ls_visit visit, void *context)
 {
     (void)io;
-    /* Opened anew: a copy of the descriptor would share its place with another listing. */
+    /* Opens the directory again: a duplicate would share the read position with another listing. */
     int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) {
         return -errno;

@@ -1,7 +1,7 @@
 /* The one seam between the core and the operating system.
  *
- * Everything that touches a file goes through an ls_io, so that a test can fail, shorten or record
- * any call.  Each function returns a non-negative result or a negated errno; none keeps state.
+ * Every system call on a file is made by an ls_io, so that a test can fail, shorten or record any
+ * call.  Each function returns a non-negative result or a negated errno; none keeps state.
  * Names are resolved relative to an open directory and never through a symbolic link.  A path without
  * a directory (LS_NO_DIRECTORY) is the user's own and may go through links.
  */
@@ -24,7 +24,7 @@ typedef struct {
     int64_t modified_ns;
 } ls_file_status;
 
-/* Told one name of a directory; a negative result ends the listing and is its result. */
+/* Called with each name of a directory.  A negative result ends the listing, which returns it. */
 typedef int (*ls_visit)(void *context, const char *name, bool is_directory);
 
 typedef struct ls_io ls_io;

@@ -51,7 +51,7 @@ typedef struct {
 
 /* ---- paths ---- */
 
-/* The path of an open descriptor as the kernel knows it now.  False: it cannot be told. */
+/* Gets the current path of an open descriptor from the kernel.  Returns false if it has none. */
 static bool path_of_fd(int fd, char path[PATH_MAX])
 {
 #if defined(__APPLE__)
@@ -73,7 +73,7 @@ static bool path_of_fd(int fd, char path[PATH_MAX])
 #endif
 }
 
-/* Where a user's own path really is: its last part may not exist yet. */
+/* Resolves the links of a path from the user; its last component need not exist. */
 static bool path_of_user(const char *name, char path[PATH_MAX])
 {
     if (realpath(name, path) != NULL) {
@@ -106,7 +106,7 @@ static bool path_of_user(const char *name, char path[PATH_MAX])
     return n > 0 && n < PATH_MAX;
 }
 
-/* A strong copy, or NULL. */
+/* Returns a copy that the caller frees, or NULL. */
 static char *path_of(int fd, const char *name)
 {
     char path[PATH_MAX];
@@ -259,7 +259,7 @@ static void wait_ns(int64_t ns)
     }
 }
 
-/* What the caller gets, with the fault in the way if there is one. */
+/* Performs a call with its fault, if there is one.  Returns the result for the caller. */
 static int64_t perform_spoiled(request *asked, int64_t value)
 {
     ls_call *call = &asked->call;

@@ -48,7 +48,7 @@ typedef enum {
     LS_FAULT_SHORT,                    /* reads and writes: `value` bytes at most */
     LS_FAULT_KILL,                     /* SIGKILL before it; a write reaches `value` bytes first */
     LS_FAULT_DELAY,                    /* done `value` nanoseconds later */
-    LS_FAULT_PRETEND                   /* not done; the result says it was */
+    LS_FAULT_PRETEND                   /* not done; the result is that of a call that succeeded */
 } ls_fault_action;
 
 typedef struct {
@@ -80,13 +80,13 @@ typedef struct {
 /* Takes copies.  -EALREADY: one is on.  `root` is absolute and without links. */
 int ls_io_recorder_start(const char *root, const ls_fault *faults, size_t fault_count,
                          bool keep_calls, bool keep_data, bool ordered);
-/* Gives the files back to the operating system; what was written down stays until the next start. */
+/* Makes ls_io_posix the backend again; the recorded calls stay until the next start. */
 void ls_io_recorder_stop(void);
 void ls_io_recorder_mark(int64_t number);
 int64_t ls_io_recorder_count(void);    /* calls, also those that were not kept; no marks */
 
-/* Visits what was written down, from `start`; holds calls up meanwhile.  A negative result of `visit`
- * ends it and is returned.  -ENOMEM: the list has a hole. */
+/* Visits the recorded calls from `start` on, with the lock held: new calls wait.  A negative result of
+ * `visit` ends the visits and is returned.  -ENOMEM: the list has a hole. */
 typedef int (*ls_visit_call)(void *context, const ls_call *call);
 int ls_io_recorder_each(size_t start, ls_visit_call visit, void *context);
 /* Copies out `matched` and `fired`. */

@@ -3,8 +3,8 @@
 #include <string.h>
 
 enum { BLOCK_BYTES = 64 << 10, HEADER_BYTES = 7, WORD_BYTES = 4 };
-/* By how much the library may make a block longer; with less room it gives up on some that it could
- * make shorter. */
+/* By how many bytes the library may make a block longer; with a smaller target it fails for some
+ * blocks that it can make shorter. */
 enum { BLOCK_GROWTH = BLOCK_BYTES / 255 + 16 };
 #define STORED 0x80000000u
 

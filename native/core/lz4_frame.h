@@ -1,7 +1,7 @@
 /* The lz4 frame as Kafka writes it: independent blocks of at most 64 KiB, no checksums, no sizes.
  *
- * Only the frame is known here; the function that decodes a block is the lz4 library's and is
- * brought by the caller.  Frames of any other kind are somebody else's.
+ * This file reads and writes frames only.  The caller passes the lz4 library's function for a block.
+ * Frames of any other kind are refused; the caller decodes them with a codec.
  */
 #ifndef LS_LZ4_FRAME_H
 #define LS_LZ4_FRAME_H
@@ -15,10 +15,11 @@ typedef int (*ls_lz4_decode)(const char *source, char *target, int size, int cap
 /* LZ4_compress_default: bytes written, or 0 when they do not fit. */
 typedef int (*ls_lz4_encode)(const char *source, char *target, int size, int capacity);
 
-/* The room that ls_lz4_frame_make needs for `size` bytes. */
+/* Returns the greatest size of the frame that ls_lz4_frame_make writes for `size` bytes. */
 size_t ls_lz4_frame_room(size_t size);
 
-/* Puts `size` bytes into a frame, blocks that do not get smaller as they are; the frame's size. */
+/* Writes `size` bytes as a frame.  A block that compression does not shorten is stored uncompressed.
+ * Returns the size of the frame. */
 size_t ls_lz4_frame_make(const uint8_t *source, size_t size, ls_lz4_encode encode, uint8_t *frame);
 
 /* The most that the blocks can hold, every length checked; -1 for another kind of frame. */

@@ -11,7 +11,7 @@
 enum {
     KEPT_BLOCKS = 48,
     KEPT_BYTES = 48 << 20,             /* in all */
-    KEPT_BYTES_MIN = 64 << 10,         /* what is smaller is malloc's business */
+    KEPT_BYTES_MIN = 64 << 10,         /* smaller blocks are left to malloc */
     PAGE_BYTES = 4096,
 };
 

@@ -2,7 +2,7 @@
  *
  * A chunk of columns is several MiB that live for a moment.  From malloc, each would be fresh pages
  * of the kernel, and touching those costs more than decoding into them; so a few released blocks
- * are kept.  Thread-safe.  Blocks come with slack behind them that may be written to.
+ * are kept.  Thread-safe.  Each block has slack after its end that may be written to.
  */
 #ifndef LS_MEMORY_H
 #define LS_MEMORY_H

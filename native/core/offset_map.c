@@ -113,7 +113,7 @@ void ls_offset_map_prefetch(const ls_offset_map *map, ls_key_hash hash)
     __builtin_prefetch(&map->slots[slot_of(map, hash)]);
 }
 
-/* The slot of a key, or the free one where it would go. */
+/* Returns the slot of a key, or the free slot for it if the key is new. */
 static inline ls_offset_slot *find(const ls_offset_map *map, ls_key_hash hash)
 {
     size_t at = slot_of(map, hash);

@@ -1,11 +1,11 @@
-/* Key -> newest offset, in a block of memory that never grows: what compaction knows of the keys.
+/* The newest offset of each key, for compaction, in a block of memory that never grows.
  *
- * A key is known by 128 bits of a keyed hash (SipHash-2-4) and by nothing else.  The hash's key is
- * random for each map, so that nobody can write keys that collide, and by chance two of 2^40 keys
- * do with a probability of 2^-49.  Open addressing; full at nine tenths, beyond which looking
- * becomes slow.
+ * The map holds 128 bits of a keyed hash (SipHash-2-4) for each key, not the key.  The hash's key is
+ * random for each map, so that keys that collide cannot be constructed; by chance two of 2^40 keys
+ * collide with a probability of 2^-49.  Open addressing; full at nine tenths, because a search
+ * becomes slow after that.
  *
- * One thread at a time may put; many may get while nobody puts.
+ * One thread at a time may put; several threads may get while no thread puts.
  */
 #ifndef LS_OFFSET_MAP_H
 #define LS_OFFSET_MAP_H
@@ -32,14 +32,14 @@ _Static_assert(sizeof(ls_offset_slot) == 24, "memory / 24 is the number of slots
 typedef struct {
     ls_offset_slot *slots;
     size_t capacity;                   /* slots */
-    size_t limit;                      /* keys that are let in */
+    size_t limit;                      /* greatest number of keys */
     size_t count;
     int64_t latest_offset;             /* of all that was put, or seen to need no entry; -1: none */
     uint64_t secret[2];
 } ls_offset_map;
 
-/* `memory_bytes` buys memory_bytes / 24 slots; there must be room for one key.  `secret` is 16
- * random bytes.  LS_OK, LS_E_INVALID, LS_E_NO_MEMORY. */
+/* Allocates memory_bytes / 24 slots.  LS_E_INVALID if not one key fits.  `secret` is 16 random bytes.
+ * LS_OK, LS_E_INVALID, LS_E_NO_MEMORY. */
 ls_code ls_offset_map_init(ls_offset_map *map, size_t memory_bytes, const uint8_t *secret);
 void ls_offset_map_free(ls_offset_map *map);
 void ls_offset_map_clear(ls_offset_map *map);
@@ -59,14 +59,14 @@ void ls_offset_map_prefetch(const ls_offset_map *map, ls_key_hash hash);
 /* Records whose slots are prefetched together, before the first is used. */
 enum { LS_OFFSET_MAP_AHEAD = 16 };
 
-/* The greater offset wins.  LS_END: a new key, and no room for it; nothing has changed. */
+/* Keeps the greater offset of a key.  LS_END: the key is new and the map is full; nothing changed. */
 ls_code ls_offset_map_put(ls_offset_map *map, ls_key_hash hash, int64_t offset);
 
 /* The offset, or -1. */
 int64_t ls_offset_map_get(const ls_offset_map *map, ls_key_hash hash);
 
 /* Puts the keys of a batch's records from `start_offset` on.  LS_END: the map is full, and
- * map->latest_offset tells how far it got. */
+ * map->latest_offset is the offset of the last record that was read. */
 ls_code ls_offset_map_read(ls_offset_map *map, const ls_batch *batch, const uint8_t *payload,
                            size_t size, int64_t start_offset, const char **reason);
 

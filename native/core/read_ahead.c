@@ -22,7 +22,7 @@ static inline void relax(void)
 
 typedef struct {
     ls_window window;
-    int64_t start;                     /* sound batches lie in [start, end) */
+    int64_t start;                     /* [start, end) holds whole batches with valid checksums */
     int64_t end;
 } ahead_window;
 
@@ -32,8 +32,8 @@ struct ls_read_ahead {
     pthread_mutex_t lock;
     pthread_cond_t loaded;             /* one window more, or the thread has ended */
     pthread_cond_t room;               /* windows to fill, or the order to stop */
-    /* Guarded by the lock while the thread runs.  Windows [first, first + count) of the ring are
-     * loaded and the caller's; the thread fills the one behind. */
+    /* The lock guards these while the thread runs.  Windows [first, first + count) of the ring are
+     * loaded and belong to the caller; the thread fills the window after them. */
     size_t first;
     size_t count;
     bool caller_waits;
@@ -42,8 +42,8 @@ struct ls_read_ahead {
     bool ended;                        /* the thread will load no more */
     atomic_uint steps;                 /* moves with every window, and at the end */
     bool running;                      /* the caller's: there is a thread to join */
-    const ahead_window *current;       /* the caller's: the window in use, which the thread leaves be */
-    pid_t process;                     /* which has the thread */
+    const ahead_window *current;       /* the caller's: the window in use, not written by the thread */
+    pid_t process;                     /* the process that has the thread */
     int64_t next;                      /* where the next window starts; the thread's */
     int64_t limit;
     int64_t stop_offset;
@@ -94,7 +94,7 @@ void ls_read_ahead_free(ls_read_ahead *ahead)
     }
     ls_read_ahead_stop(ahead);
     if (ahead->process != 0 && ahead->process != getpid()) {
-        return;    /* what a lost thread waits for or holds cannot be destroyed: leave it */
+        return;    /* the fork may have copied a held lock, which must not be destroyed */
     }
     for (size_t i = 0; i < LS_READ_AHEAD_WINDOWS; i++) {
         ls_window_free(&ahead->windows[i].window);
@@ -105,7 +105,7 @@ void ls_read_ahead_free(ls_read_ahead *ahead)
     free(ahead);
 }
 
-/* Whether the batch at `position` lies in the window whole, so that no further read is needed. */
+/* Returns whether the window holds the whole batch at `position`, so that no read is needed. */
 static bool holds_batch(const ls_window *window, int64_t position)
 {
     if (!ls_window_holds(window, position, LS_BATCH_HEADER_BYTES)) {
@@ -116,7 +116,8 @@ static bool holds_batch(const ls_window *window, int64_t position)
     return size >= LS_BATCH_HEADER_BYTES && ls_window_holds(window, position, (size_t)size);
 }
 
-/* One window of sound batches from `position` on; false when there is none, or none behind it. */
+/* Loads and verifies one window of batches from `position` on; slot->end is the end of the last valid
+ * one.  Returns false if the next batch is not for this thread: the end, damage, or too large. */
 static bool fill(ahead_window *slot, int64_t position, int64_t limit, int64_t stop_offset)
 {
     slot->start = slot->end = position;
@@ -250,7 +251,7 @@ void ls_read_ahead_stop(ls_read_ahead *ahead)
     }
     ahead->running = false;
     if (ahead->process != getpid()) {
-        return;                        /* the thread, and whoever held the lock, stayed behind */
+        return;                        /* a fork copies neither the thread nor the lock's owner */
     }
     pthread_mutex_lock(&ahead->lock);
     ahead->stopping = true;

@@ -1,8 +1,8 @@
 /* Reading ahead: a second thread loads and verifies what the caller will decode next.
  *
- * Copying from the page cache and checksumming take about as long as decoding; where there is a
- * second processor the two go on side by side.  The thread lives between ls_read_ahead_start and
- * ls_read_ahead_stop; the file must stay open that long.  What was loaded stays for the next start.
+ * Copying from the page cache and checksumming take about as long as decoding; on a second processor
+ * they run concurrently with it.  The thread lives between ls_read_ahead_start and
+ * ls_read_ahead_stop; the file must stay open that long.  Loaded windows stay for the next start.
  *
  * All functions are for one caller at a time.  In the child of a fork there is no thread any more,
  * and nothing waits for it.
@@ -28,13 +28,13 @@ enum {
 ls_read_ahead *ls_read_ahead_new(const ls_io *io, int fd);
 void ls_read_ahead_free(ls_read_ahead *ahead);
 
-/* Begins, or goes on, at `position`, which is where a batch starts.  Stops by itself at `limit`,
- * before a batch at or above `stop_offset`, and at anything that is not a sound batch of moderate
- * size.  False: no thread could be had, and nothing has begun. */
+/* Starts the thread at `position`, which is the start of a batch.  The thread stops at `limit`, before
+ * a batch at or above `stop_offset`, and at bytes that are not a valid batch of moderate size.
+ * Returns false if no thread could be started. */
 bool ls_read_ahead_start(ls_read_ahead *ahead, int64_t position, int64_t limit, int64_t stop_offset);
 
-/* The verified batch at `position`; waits for it.  NULL: the thread stopped before it, and the caller
- * must look for itself.  The memory is good until a batch beyond its window is asked for. */
+/* Returns the verified batch at `position`; waits for it.  NULL: the thread stopped before it, and the
+ * caller must read it itself.  The memory is valid until a batch after its window is asked for. */
 const uint8_t *ls_read_ahead_batch(ls_read_ahead *ahead, int64_t position);
 
 /* Whether ls_read_ahead_batch would answer without waiting. */

@@ -41,7 +41,7 @@ void ls_window_free(ls_window *window)
     window->filled = 0;
 }
 
-/* Slack behind the data lets decoders load whole vectors without asking. */
+/* Slack after the data: decoders load whole vectors without a check of the end. */
 enum { SLACK_BYTES = 64 };
 
 static ls_status grow(ls_window *window, size_t need)
@@ -104,7 +104,8 @@ static ls_status load(ls_window *window, int64_t position, size_t need, int64_t 
     return ls_ok();
 }
 
-/* What looks like message format 0 or 1 is that, or a damaged magic byte: its checksum tells. */
+/* Returns LS_E_LEGACY if the checksum of a message of format 0 or 1 is right, and LS_E_CORRUPT if it
+ * is wrong: then the magic byte is damaged. */
 static ls_status tell_legacy(ls_window *window, int64_t position, int64_t limit)
 {
     const uint8_t *data;
@@ -150,7 +151,7 @@ ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, l
     return status;
 }
 
-/* The checksum of a batch too large to take into memory on its word. */
+/* Verifies the checksum of a batch whose unverified length is too large to allocate. */
 static ls_status verify_piecemeal(ls_window *window, int64_t position, const ls_batch *batch)
 {
     int64_t at = position + LS_AT_ATTRIBUTES, end = position + batch->size;
@@ -295,7 +296,8 @@ void ls_prefix_free(ls_prefix *prefix)
     ls_entries_free(&prefix->epochs);
 }
 
-/* Epochs that only grow are the rule; the caller decides what to believe where they do not. */
+/* Adds an entry where the leader epoch changes.  Epochs normally only grow; if they do not, the caller
+ * decides which entries to use. */
 static ls_code track_epoch(ls_prefix *prefix, const ls_batch *batch)
 {
     if (prefix->batches > 0 && batch->leader_epoch == prefix->last_epoch) {

@@ -1,7 +1,8 @@
-/* One .log file: append, read by window, find the valid prefix, find the next sound batch.
+/* One .log file: append, read by window, find the valid prefix, find the next valid batch.
  *
- * Appends to a file are serialised by the caller.  Reading needs no lock: a reader goes no further
- * than a `limit` that was published after the bytes below it were written.
+ * A batch is valid if its header is and its checksum is right.  The caller serialises appends to a
+ * file.  Reading needs no lock: a reader stops at a `limit` that was published after the bytes below
+ * it were written.
  */
 #ifndef LS_SEGMENT_H
 #define LS_SEGMENT_H
@@ -15,8 +16,8 @@
 #include "io.h"
 #include "status.h"
 
-/* Writes `size` bytes at `position`, the current end of the file.  On failure the file is cut back
- * to `position`, so that nothing can be appended behind a half-written batch; when even that fails
+/* Writes `size` bytes at `position`, the current end of the file.  On failure the file is truncated to
+ * `position`, so that no batch is ever appended after a half-written one.  If the truncation fails,
  * the code is LS_E_UNDONE and the file must not be appended to any more. */
 ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
 
@@ -44,8 +45,8 @@ void ls_window_free(ls_window *window);
 ls_status ls_window_batch(ls_window *window, int64_t position, int64_t limit, ls_batch *batch,
                           const uint8_t **data);
 
-/* The first `part` bytes of a batch that is known to be sound, header included.  The batch lies
- * below `limit`. */
+/* Reads the first `part` bytes, header included, of a batch whose checksum was verified before.  The
+ * batch ends at or below `limit`. */
 ls_status ls_window_part(ls_window *window, int64_t position, int64_t part, int64_t limit,
                          const uint8_t **data);
 
@@ -61,27 +62,26 @@ static inline bool ls_window_holds(const ls_window *window, int64_t position, si
  * verified on landing.  The batch is known to end at or before `limit`. */
 ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, ls_batch *batch);
 
-/* Walks headers from `position` to the first batch whose last offset is >= `offset`.  LS_END when
- * there is none.  `landing`, when not -1, is the last offset that the first batch must have (what an
- * index promised); `expected` is the least offset it may have. */
+/* Walks headers from `position` to the first batch whose last offset is >= `offset`.  LS_END if there
+ * is none.  `landing`, if not -1, is the last offset that the first batch must have (from the index
+ * entry); `expected` is the least offset it may have. */
 ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int64_t offset,
                          int64_t landing, int64_t expected, int64_t *found);
 
-/* Finds the first position > `position` where a sound batch with a base offset in
- * [offset_min, offset_max] starts.  Returns LS_END when there is none before `limit`.
- * Looks at no more than `budget` bytes a call: LS_OK with *found == -1 means "call again from
- * *reached". */
+/* Finds the first position > `position` where a valid batch with a base offset in
+ * [offset_min, offset_max] starts.  Returns LS_END if there is none before `limit`.  A call examines
+ * at most `budget` bytes: after LS_OK with *found == -1 the caller calls again from *reached. */
 ls_status ls_window_resync(ls_window *window, int64_t position, int64_t limit, int64_t offset_min,
                            int64_t offset_max, int64_t budget, int64_t *found, int64_t *reached);
 
 enum { LS_EPOCH_ENTRY_BYTES = 12 };    /* i32 leader epoch, i64 offset; in memory only */
 
-/* The longest prefix of sound batches, and the indexes that belong to it.  Resumable, so that the
- * caller can show progress and be interrupted. */
+/* The longest prefix of valid batches, and its indexes.  Resumable, so that the caller can show
+ * progress and be interrupted. */
 typedef struct {
     ls_window window;
     ls_index_tracker index;
-    int64_t position;                  /* everything below is sound */
+    int64_t position;                  /* all batches below are valid */
     int64_t limit;
     int64_t next_offset;               /* least offset the next batch may have */
     int64_t first_timestamp;           /* max timestamp of the first batch, -1 if none */
@@ -96,8 +96,9 @@ void ls_prefix_init(ls_prefix *prefix, const ls_io *io, int fd, int64_t base_off
                     int64_t position, int64_t limit, int64_t next_offset, int64_t interval_bytes);
 void ls_prefix_free(ls_prefix *prefix);
 
-/* LS_OK: more to do.  LS_END: sound up to the limit.  LS_E_CORRUPT, LS_E_LEGACY: sound up to
- * prefix->position, where the trouble is.  LS_E_IO says nothing about the data. */
+/* LS_OK: more to do.  LS_END: valid up to the limit.  LS_E_CORRUPT, LS_E_LEGACY: valid up to
+ * prefix->position, where the damage or the old format starts.  After LS_E_IO it is not known whether
+ * the data is valid. */
 ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget);
 
 #endif

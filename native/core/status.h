@@ -1,8 +1,8 @@
 /* Result codes of the core.
  *
- * Every function that can fail returns an ls_status by value.  It carries what a caller needs to
- * tell a user: the errno of a failed system call (read once, right after the call), where in the
- * file the trouble is, and a constant English reason.  `reason` always points at a string literal.
+ * Every function that can fail returns an ls_status by value.  It holds the facts for an error text:
+ * the errno of a failed system call (read once, right after the call), the position in the file, and
+ * a constant English reason.  `reason` always points at a string literal.
  */
 #ifndef LS_STATUS_H
 #define LS_STATUS_H
@@ -14,7 +14,7 @@ typedef enum {
     LS_END,           /* no more input; not an error */
     LS_E_IO,          /* a system call failed: see `os_errno` */
     LS_E_CORRUPT,     /* bytes that cannot be what was written */
-    LS_E_LEGACY,      /* message format 0 or 1: sound perhaps, but not for us */
+    LS_E_LEGACY,      /* message format 0 or 1 with a right checksum; not supported */
     LS_E_CODEC,       /* unknown compression bits */
     LS_E_TOO_LARGE,   /* a record, batch or segment beyond its configured limit */
     LS_E_NO_MEMORY,

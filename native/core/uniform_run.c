@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { SLACK = 32 };                   /* as ls_records_quick keeps behind a record */
+enum { SLACK = 32 };                   /* bytes after a record, as in ls_records_quick */
 
 static uint64_t load64(const uint8_t *p)
 {
@@ -24,7 +24,7 @@ static size_t varint_bytes(const uint8_t *p)
     return p[0] < 0x80 ? 1 : p[1] < 0x80 ? 2 : 3;
 }
 
-/* What the first 16 bytes of a record, all in front of the key, must look like. */
+/* The first 16 bytes of a record of the run, up to its key, under a mask. */
 typedef struct {
     uint8_t mask[16];
     uint8_t bytes[16];
@@ -43,8 +43,9 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* How many of the records behind the first, which ends at `records->at`, can belong to its run:
- * by the bytes and records there are, and as long as adding one to the offset changes one byte. */
+/* Returns how many records after the first, which ends at `records->at`, can belong to its run: at
+ * most as many as there are bytes and records left, and only while the next offset delta differs from
+ * the one before in one byte. */
 static size_t followers(const ls_records *records, size_t stride, size_t rows_max)
 {
     ptrdiff_t left = records->end - records->at - SLACK;

@@ -29,9 +29,10 @@ typedef struct {
     int32_t value_size;                /* -1: null */
 } ls_uniform_run;
 
-/* Takes up to `rows_max` records off the walk; their number, with `timestamps` filled in.  0, with
- * nothing consumed, when the next record is not one for ls_records_quick or is too large.  What is
- * accepted here, ls_records_next accepts with the same result; 32 bytes behind it can be read. */
+/* Takes up to `rows_max` records off the walk and fills in `timestamps`.  Returns their number; 0, and
+ * nothing consumed, if ls_records_quick does not accept the next record or the record is too large.
+ * Every record that is accepted here is accepted by ls_records_next with the same result; 32 bytes
+ * after it can be read. */
 size_t ls_uniform_run_take(ls_records *records, ls_uniform_run *run,
                            int64_t timestamps[LS_UNIFORM_RUN_ROWS], size_t rows_max);
 

@@ -1,11 +1,11 @@
 /* Builder: Python objects in, sealed batches out.  The C half of Writer and of append/extend.
  *
- * All encoding happens under the GIL, straight from the caller's objects into the arena, so nobody
- * can change a bytearray between its copy and its checksum.  What is expensive and needs no Python
- * object (checksums, the write) happens later, in SegmentWriter, without the GIL.
+ * Records are encoded with the GIL held, from the caller's objects into the arena.  Checksums are
+ * computed from the arena, so a bytearray that another thread changes cannot make a checksum wrong.
+ * Checksums and the write need no Python object: SegmentWriter does them later, without the GIL.
  *
- * When the arena is full the subclass's _hand_over() is called; it takes the arena away with
- * take(), which is atomic under the GIL, so other threads may go on appending meanwhile.
+ * If the arena is full, the subclass's _hand_over() is called; it takes the arena away with take(),
+ * which is atomic under the GIL, so other threads may append concurrently.
  */
 #include "codec_call.h"
 #include "memory.h"
@@ -80,9 +80,9 @@ static void builder_dealloc(BuilderObject *self)
 
 /* ---- one record ---- */
 
-/* The time in milliseconds, exact, without asking the kernel's page each time: a reading says how
- * long its millisecond still lasts, and the cycle counter, which runs at a gigahertz or more, tells
- * that it has not passed.  (Counting every cycle as a whole nanosecond only makes us look early.) */
+/* Returns the time in milliseconds, exact, mostly without reading the clock.  One reading of the clock
+ * holds until the end of its millisecond, which is at least as many cycles away as nanoseconds if the
+ * cycle counter runs at 1 GHz or more.  A faster counter only makes us read the clock earlier. */
 static int64_t system_now(BuilderObject *self)
 {
 #if defined(__x86_64__)
@@ -123,7 +123,7 @@ static bool now(BuilderObject *self, int64_t *out)
     return true;
 }
 
-/* The time of a record: the user's if it lies within the configured bounds, or now. */
+/* Gets the timestamp of a record: the given one if it is within the configured bounds, or now. */
 static bool record_time(BuilderObject *self, int64_t given, int64_t *out)
 {
     if (given == LS_NO_TIMESTAMP) {
@@ -196,7 +196,7 @@ static bool hand_over(BuilderObject *self)
         return false;
     }
     Py_DECREF(done);
-    if (self->closed) {                /* by another thread, meanwhile */
+    if (self->closed) {                /* another thread closed it during a call into Python */
         PyErr_SetString(self->module->closed_error, "the writer is closed");
         return false;
     }
@@ -209,7 +209,7 @@ static bool add(BuilderObject *self, const ls_new_record *record)
     for (;;) {
         if (self->arena.open_count == 0 && self->arena.size >= self->arena_bytes &&
             !hand_over(self)) {
-            return false;              /* full, and it stays so until it can be handed over */
+            return false;              /* the arena stays full until _hand_over() succeeds */
         }
         ls_code code = ls_builder_add(&self->arena, record);
         if (code == LS_OK) {
@@ -235,8 +235,8 @@ bool ls_builder_append(BuilderObject *self, PyObject *value, PyObject *key, PyOb
     bool ok = false;
     record.key_size = -1;
     record.key = NULL;
-    /* Ours for the call: clocks, iterators and _hand_over let other threads in, which then bring
-     * their own. */
+    /* This call owns the buffer: clocks, iterators and _hand_over() may let another thread append,
+     * which then allocates its own buffer. */
     ls_header_buffer scratch = self->headers;
     memset(&self->headers, 0, sizeof self->headers);
     if (!view_bytes(self, value, "value", &value_view, &record.value, &record.value_size)) {
@@ -266,7 +266,7 @@ bool ls_builder_append(BuilderObject *self, PyObject *value, PyObject *key, PyOb
     }
     ok = add(self, &record);
 done:
-    PyMem_Free(self->headers.data);    /* of a thread that came in meanwhile, if any */
+    PyMem_Free(self->headers.data);    /* the buffer of a concurrent append, or NULL */
     self->headers = scratch;
     if (value_view.obj != NULL) {
         PyBuffer_Release(&value_view);
@@ -362,7 +362,7 @@ static bool append_item(BuilderObject *self, PyObject *item)
     return ls_builder_append(self, item, NULL, NULL, LS_NO_TIMESTAMP);
 }
 
-/* All records of one extend() that have no time of their own get the same: one look at the clock. */
+/* All records of one extend() without a timestamp get the same one: the clock is read once. */
 static bool append_all(BuilderObject *self, PyObject *records)
 {
     if (PyUnicode_Check(records) || PyBytes_Check(records) || PyByteArray_Check(records)) {
@@ -474,7 +474,7 @@ static bool view_column(PyObject *parts, bytes_column *column, Py_ssize_t *rows)
     return true;
 }
 
-/* One row of a column.  False: its ends lie outside the data. */
+/* Gets one row of a column.  Returns false if its ends are outside the data. */
 static bool row_of(const bytes_column *column, Py_ssize_t row, const uint8_t **data, int32_t *size)
 {
     int32_t ends[2];
@@ -628,7 +628,7 @@ static bool compress_arena(BuilderObject *self)
     ls_builder *arena = &self->arena;
     ls_builder packed;
     ls_builder_init(&packed, arena->batch_bytes, arena->batch_bytes_max);
-    /* As large as the arena whose place it takes: neither grows step by step then. */
+    /* Allocates as much as the arena that it replaces, so that it does not grow in steps. */
     bool ok = ls_builder_reserve(&packed, arena->size);
     if (!ok) {
         PyErr_NoMemory();
@@ -653,9 +653,9 @@ static bool compress_arena(BuilderObject *self)
     return ok;
 }
 
-/* take(list): appends to the list a builder with all records so far, sealed; this one starts anew.
- * Done in one step, so that an interrupt finds the records in one place or the other.  The records
- * keep their pack; the new ones have `pack`. */
+/* take(list): appends to the list a new builder with all records so far, sealed; this builder is empty
+ * afterwards.  No signal handler runs in between, so the records are always in exactly one of the two.
+ * The records keep their pack; records that are added later belong to `pack`. */
 static PyObject *take_all(BuilderObject *self, PyObject *list, PyObject *pack)
 {
     if (!PyList_Check(list)) {
@@ -704,8 +704,8 @@ static PyObject *builder_take_pack(BuilderObject *self, PyObject *args)
 }
 
 /* stamp(producer_id, epoch, sequence, transactional, offset, leader_epoch) -> (next sequence,
- * headers): the batches are this producer's, and lie at this offset; `headers` holds the 61 bytes of
- * each.  For a sealed builder that only one thread uses. */
+ * headers): sets the producer and the offsets of the batches; `headers` holds the 61 bytes of each.
+ * For a sealed builder that only one thread uses. */
 static PyObject *builder_stamp(BuilderObject *self, PyObject *args)
 {
     long long producer_id, offset;
@@ -742,14 +742,14 @@ static PyObject *builder_stamp(BuilderObject *self, PyObject *args)
     return Py_BuildValue("(iN)", (int)next, headers);
 }
 
-/* clear(): the records are not wanted any more. */
+/* clear(): discards the records. */
 static PyObject *builder_drop(BuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     ls_builder_clear(&self->arena);
     Py_RETURN_NONE;
 }
 
-/* put_back(taken): the memory of a written builder serves again. */
+/* put_back(taken): reuses the memory of a builder whose records are written. */
 static PyObject *builder_put_back(BuilderObject *self, PyObject *other)
 {
     if (!PyObject_TypeCheck(other, self->module->builder_type)) {

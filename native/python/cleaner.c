@@ -1,9 +1,9 @@
 /* Cleaner: copies segments without some of their records.
  *
- * Plain batches are read, judged and written without the GIL; only what is compressed comes back to
- * Python for its codec.  A call works through a bounded stretch of a file, so that its caller can
- * show progress and be interrupted between two calls.  Memory is the map, one read window, one write
- * buffer and the largest batch.
+ * Uncompressed batches are read, judged and written without the GIL; a compressed batch needs the GIL
+ * for its codec.  A call cleans a bounded stretch of a file, so that its caller can show progress and
+ * be interrupted between two calls.  Memory: the map, one read window, one write buffer and the
+ * largest batch.
  */
 #include "codec_call.h"
 #include "compaction.h"
@@ -195,7 +195,7 @@ static void cleaner_leave(CleanerObject *self)
     self->busy = false;
 }
 
-/* Writes away what has gathered.  Without the GIL: the target is pinned. */
+/* Writes the batches of `out` to the target.  Needs no GIL: the target is pinned. */
 static ls_status write_out(CleanerObject *self)
 {
     ls_cleaner *cleaner = &self->cleaner;

@@ -4,7 +4,7 @@
 
 #include "module.h"
 
-/* Calls a codec on the bytes at `data`, which must not change meanwhile.  `limit` bounds what
+/* Calls a codec on the bytes at `data`, which must not change during the call.  `limit` bounds what
  * decompression may return; -1 for compression.  Return a new reference to bytes, or NULL with what
  * the codec raised. */
 PyObject *ls_codec_call(PyObject *callable, unsigned codec, const uint8_t *data, size_t size,

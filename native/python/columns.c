@@ -1,7 +1,7 @@
 /* ColumnBuilder: a chunk of records in columns; Buffer: one finished column's memory.
  *
- * A chunk's arrays are handed to Python as Buffers that own their memory, so numpy and Arrow use
- * them without a copy and they live as long as anyone looks at them.
+ * A chunk's arrays are returned to Python as Buffers that own their memory.  numpy and Arrow use them
+ * without a copy; the memory is freed with the last reference to the Buffer.
  */
 #include "memory.h"
 #include "scan.h"

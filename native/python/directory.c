@@ -1,8 +1,9 @@
 /* OpenDirectory: the descriptor of a directory, with users; and the functions on the entries of one.
  *
- * ``with directory as fd`` counts one more user; close() only marks it closed, and the descriptor goes
- * with the last user.  Counting happens in C, where no signal handler runs: an interrupt comes before
- * a user is counted, or inside of the block that gives it back.  In Python it could come between.
+ * ``with directory as fd`` counts one more user.  close() only marks it closed; the last user closes
+ * the descriptor.  Users are counted in C, where no signal handler runs: KeyboardInterrupt is raised
+ * before a user is counted, or inside of the ``with`` block that uncounts it.  In Python it could be
+ * raised between the two.
  *
  * Meant to be a base class.  Thread rule: the GIL guards the counts.
  */
@@ -341,7 +342,7 @@ static PyObject *native_read_file(PyObject *self, PyObject *args)
     size = size < size_max ? size : size_max;
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, size < 0 ? 0 : (Py_ssize_t)size);
     size_t got = 0;
-    Py_BEGIN_ALLOW_THREADS             /* nobody else knows `fd` and `bytes` */
+    Py_BEGIN_ALLOW_THREADS             /* no other thread has `fd` or `bytes` */
     if (bytes != NULL && status.code == LS_OK) {
         status = ls_read_at(io, fd, PyBytes_AS_STRING(bytes), (size_t)size, 0, &got);
     }

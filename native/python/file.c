@@ -1,7 +1,7 @@
 /* File: a descriptor of one file of a log, with pins.
  *
- * close() only marks the file closed; the descriptor goes when the last pin does.  So a thread that
- * is in a system call without the GIL never has its descriptor closed, or reused, under it.
+ * close() only marks the file closed; the release of the last pin closes the descriptor.  So the
+ * descriptor of a thread in a system call without the GIL is never closed or reused.
  */
 #include "module.h"
 
@@ -19,7 +19,7 @@ void ls_file_set_verified(FileObject *file, int64_t position)
     if (file->verified == NULL) {
         file->verified = PyMem_Calloc(LS_VERIFIED, sizeof *file->verified);
     }
-    if (file->verified != NULL) {      /* without memory it is only slower */
+    if (file->verified != NULL) {      /* no memory: the checksum is computed again */
         uint32_t mark = (uint32_t)position + 1;
         file->verified[mark * 2654435761u >> 20] = mark;
     }
@@ -41,8 +41,8 @@ static void really_close(FileObject *file)
     PyMem_Free(file->verified);
     file->verified = NULL;
     if (file->fd >= 0) {
-        /* Nothing is lost by ignoring the result: what had to be durable was synced, and a file
-         * that was not is not promised. */
+        /* The result can be ignored: bytes that must be durable were synced before, and there is no
+         * guarantee for bytes that were not. */
         (void)file->io->close(file->io, file->fd);
         file->fd = -1;
     }
@@ -95,7 +95,7 @@ static PyObject *file_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     flags |= exclusive ? O_EXCL : 0;
     int fd;
     int64_t size = 0;
-    Py_BEGIN_ALLOW_THREADS             /* nobody else knows this object yet */
+    Py_BEGIN_ALLOW_THREADS             /* no other thread has this object yet */
     fd = self->io->open(self->io, directory, name, flags, 0600);
     if (fd >= 0) {
         size = self->io->size(self->io, fd);

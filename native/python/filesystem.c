@@ -1,6 +1,6 @@
-/* filesystem_name: which kind of file system a directory lies on.
+/* filesystem_name: the kind of file system of a directory.
  *
- * A question about the machine, not a change of it: it does not go through the seam.
+ * It changes nothing and reads no file of a log, so it does not use ls_io.
  */
 #include "module.h"
 

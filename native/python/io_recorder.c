@@ -71,7 +71,7 @@ static PyObject *io_recorder_start(PyObject *Py_UNUSED(self), PyObject *args)
 
 static PyObject *io_recorder_stop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(unused))
 {
-    Py_BEGIN_ALLOW_THREADS             /* waits for a call that is on its way */
+    Py_BEGIN_ALLOW_THREADS             /* waits for a recorded call in progress */
     ls_io_recorder_stop();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

@@ -1,8 +1,9 @@
-/* Where an offset lies in a segment, and the one record there.
+/* Lookup of an offset in a segment, and the read of one record.
  *
- * A single read uses the window that its File keeps, so that most of them are one system call and no
- * allocation; a second thread that comes meanwhile brings a window of its own.  The checksum of a
- * batch is computed once: the File remembers which ones were sound, and of those only a part is read.
+ * A read of one record uses the window of its File, so that most reads are one system call and no
+ * allocation; while a thread uses that window, a second thread allocates its own.  The checksum of a
+ * batch is computed once: the File keeps the positions of verified batches, and of those only a part
+ * is read.
  */
 #include "module.h"
 
@@ -42,7 +43,8 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
     if (entry >= 0) {
         const uint8_t *at = entries + entry * LS_OFFSET_ENTRY_BYTES;
         int32_t where = ls_load_i32(at + 4);
-        /* Only what can be a promise is one: the landing is checked against it. */
+        /* An entry with a negative field is damaged and is ignored.  A reader compares the last
+         * offset of the batch at `*position` with `*landing`. */
         if (where > 0 && ls_load_i32(at) >= 0) {
             *landing = base_offset + ls_load_i32(at);
             *position = where;
@@ -51,8 +53,9 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
     return true;
 }
 
-/* How much of a sound batch to read for one of its records: as far as it should be if all are of
- * the same size, and some more.  When that was not enough the caller takes the longer way. */
+/* Returns how many bytes of a verified batch to read for one of its records: as many as are needed if
+ * all records have the same size, and 4 KiB more.  If that is too little, get() raises, and its
+ * caller reads the whole batch with a SegmentScan. */
 static int64_t part_of(const ls_batch *batch, int64_t offset)
 {
     int64_t records = batch->last_offset - batch->base_offset + 1;
@@ -71,7 +74,7 @@ typedef struct {
     int64_t offset;                    /* of the record */
     int64_t limit;                     /* whole batches end here */
     int64_t position;                  /* of the batch */
-    int64_t known;                     /* bytes to read of a batch that was sound before; or -1 */
+    int64_t known;                     /* bytes to read of a batch that was verified before; or -1 */
     ls_batch batch;
     const uint8_t *data;               /* of the batch, in the window */
 } record_read;
@@ -106,7 +109,8 @@ static void read_close(record_read *read)
 static ls_status find_batch(record_read *read, int64_t landing, int64_t position,
                             int64_t next_position)
 {
-    /* Small batches: all up to the next entry's at once.  Large ones: headers, until it is found. */
+    /* If batches are small, one read gets all up to the next index entry.  If they are large, several
+     * reads get one header each. */
     int64_t ahead = next_position - position + LS_BATCH_HEADER_BYTES;
     read->window->ahead = ahead >= 2048 && ahead < 8192 ? (size_t)ahead : 8192;
     ls_status status;
@@ -129,7 +133,7 @@ static ls_status load_bytes(record_read *read)
                                  &read->data);
 }
 
-/* Reads the batch and verifies it; of one that was sound before, as much as should be needed. */
+/* Reads the batch and verifies its checksum.  Of a batch that was verified before, reads a part. */
 static ls_status load_batch(record_read *read)
 {
     read->known = -1;

@@ -55,8 +55,8 @@ typedef struct {
     int spare_count;
 } ls_module;
 
-/* Work on fewer bytes than this, in memory or the page cache, is done sooner than the GIL is handed
- * over and back; hashlib draws the line at the same size. */
+/* The GIL is kept for work on fewer bytes than this, in memory or the page cache: releasing it takes
+ * longer.  hashlib has the same limit. */
 enum { LS_GIL_BYTES = 2048 };
 
 /* Gives back the memory that is kept for Deliveries. */
@@ -92,14 +92,15 @@ extern PyType_Spec ls_record_spec;
 PyObject *ls_record_from(ls_module *module, const ls_record *record, PyObject *topic,
                          int32_t partition);
 
-/* Makes `self`, which nobody else refers to, another record of the same topic and partition. */
+/* Makes `self` another record of the same topic and partition.  The caller has the only reference to
+ * `self`. */
 bool ls_record_renew(ls_module *module, RecordObject *self, const ls_record *record);
 
 /* A time given by the user: int, datetime with a zone, or None (LS_NO_TIMESTAMP).  False: raised. */
 bool ls_timestamp_from(PyObject *object, int64_t *out);
 
-/* Raises and returns false, with what to do instead, for what has no bytes; `hint` ends the message.
- * None has none, and is the caller's to know. */
+/* Returns whether `object` is bytes-like; raises if it is not, and the message ends with `hint`.  The
+ * caller handles None before. */
 bool ls_is_bytes_like(PyObject *object, const char *what, const char *hint);
 
 /* Encoded headers of one record, in memory that is reused from record to record. */
@@ -125,9 +126,9 @@ typedef struct {
     bool busy;                         /* `window` is in use */
     unsigned generation;
     ls_window window;                  /* for single reads; reused */
-    uint32_t *verified;                /* LS_VERIFIED positions + 1 of batches found sound; or NULL */
-    /* Bytes below `end` are whole batches and never change but by truncation.  Stored with release
-     * after they are written, loaded with acquire: that is the whole memory model. */
+    uint32_t *verified;                /* LS_VERIFIED positions + 1 of verified batches; or NULL */
+    /* Bytes below `end` are whole batches; only truncation changes them.  `end` is stored with release
+     * after the bytes are written, and loaded with acquire before they are read. */
     _Atomic int64_t end;
 } FileObject;
 
@@ -138,7 +139,7 @@ extern PyType_Spec ls_file_spec;
 bool ls_file_pin(FileObject *file);    /* false: raised, the file is closed or forked */
 void ls_file_unpin(FileObject *file);
 
-/* What is remembered of sound batches; under the GIL.  Forgotten whenever the file is cut. */
+/* The positions of batches with a verified checksum.  The GIL guards them; truncation clears them. */
 bool ls_file_is_verified(const FileObject *file, int64_t position);
 void ls_file_set_verified(FileObject *file, int64_t position);
 
@@ -153,14 +154,14 @@ typedef struct {
     PyObject *compress;                /* callable (codec, bytes) -> bytes, or NULL; strong */
     PyObject *pack;                    /* what a producer calls these records, or NULL; strong */
     size_t arena_bytes;                /* hand over when the arena has this much */
-    int64_t before_max_ms;             /* how far from now a timestamp may lie */
+    int64_t before_max_ms;             /* how far a timestamp may be from now */
     int64_t after_max_ms;
     unsigned generation;
     int64_t now_ms;                    /* the system's clock, see system_now() */
     uint64_t now_until;                /* cycle count up to which now_ms holds */
     uint64_t now_since;
     uint8_t codec;
-    bool lent_lz4;                     /* lz4 as hard as Kafka does it by default: ours to do */
+    bool lent_lz4;                     /* lz4 at Kafka's default level: compressed in C */
     bool closed;
 } BuilderObject;
 

@@ -1,6 +1,6 @@
 /* OffsetMap: the newest offset of each key, read from the batches of a segment.
  *
- * Plain batches are read without the GIL; only what is compressed comes back to Python for its codec.
+ * Uncompressed batches are read without the GIL; a compressed batch needs the GIL for its codec.
  */
 #include "compaction.h"
 #include "stretch.h"

@@ -1,4 +1,4 @@
-/* Record: one record, immutable.  Also how keys, values, headers and times come in from Python.
+/* Record: one record, immutable.  Also the conversion of keys, values, headers and times from Python.
  *
  * Holds only exact bytes, str, None and tuples of these, so it can be part of no reference cycle
  * and is not tracked by the collector: a scan makes tens of millions of these a second.
@@ -176,7 +176,7 @@ static bool buffer_reserve(ls_header_buffer *buffer, size_t more)
 
 static bool encode_header(ls_header_buffer *buffer, PyObject *name, PyObject *value)
 {
-    /* surrogateescape: a name that came from disk as bytes that are not UTF-8 goes back as such. */
+    /* surrogateescape: a name that was read from disk and is not UTF-8 is written with its bytes. */
     PyObject *text = PyUnicode_AsEncodedString(name, "utf-8", "surrogateescape");
     PyObject *bytes = text == NULL ? NULL : bytes_from(value, "a header's value");
     bool ok = false;
@@ -210,7 +210,7 @@ bool ls_headers_encode(ls_header_buffer *buffer, PyObject *headers)
         return false;
     }
     bool ok = true;
-    /* The size is read anew each time: a header's __index__-like hooks could change a list. */
+    /* Reads the size in each round: Python code that the conversion calls could change a list. */
     for (Py_ssize_t i = 0; ok && i < PySequence_Fast_GET_SIZE(fast); i++) {
         PyObject *pair = Py_NewRef(PySequence_Fast_GET_ITEM(fast, i));
         PyObject *name, *value;
@@ -299,8 +299,8 @@ static inline bool reusable(PyObject *field, int32_t size)
 #endif
 }
 
-/* The cached hash is that of what the bytes were.  CPython calls the member deprecated because it is
- * not for writers of foreign objects; this object is nobody's but ours. */
+/* Clears the cached hash, which is that of the former bytes.  CPython marks the member deprecated
+ * because other code must not write it; here the caller has the only reference to the object. */
 static inline void forget_hash(PyObject *bytes)
 {
 #pragma GCC diagnostic push

@@ -1,4 +1,4 @@
-/* Functions over whole files: the valid prefix of a log, the next sound batch, index look-ups. */
+/* Functions over whole files: the valid prefix of a log, the next valid batch, index look-ups. */
 #include "module.h"
 
 /* ---- scan_prefix ---- */

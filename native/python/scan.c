@@ -1,11 +1,11 @@
-/* SegmentScan: the sound batches of one segment file, as records, columns or raw bytes.
+/* SegmentScan: the valid batches of one segment file, as records, columns or raw bytes.
  *
- * Holds a position and a window of its own; the file is pinned while the GIL is away.  One thread at
- * a time: like a generator it says so when a second one comes in.
+ * A scan has its own position and window; the file is pinned while the GIL is released.  One thread
+ * at a time may use it: like a generator, it raises ValueError in a second thread.
  *
- * What is checked before anything is handed out: the batch's checksum, that offsets increase (and,
- * in a dense log, that none is missing), and the inner lengths of every record.  On damage it
- * raises, or with skip=True goes on with the next sound batch and counts what it passed over.
+ * Before a record is returned, the scan checks the checksum of its batch, that offsets increase (and,
+ * in a dense log, that none is missing), and the inner lengths of the record.  On damage it raises;
+ * with skip=True it adds the damaged range to `skipped` and continues at the next valid batch.
  */
 #include "module.h"
 
@@ -29,7 +29,7 @@ typedef struct {
     RecordObject *recent[2];           /* the last two handed out; strong: see hand_out() */
     PyObject *skipped;                 /* list; strong: see note_skipped() */
     PyObject *aborted;                 /* bytes: transactions not to be shown; strong or NULL */
-    PyObject *moved;                   /* callable () -> bool, asked before damage is told; or NULL */
+    PyObject *moved;                   /* callable () -> bool, called at damage; or NULL */
     ls_window window;
     ls_read_ahead *ahead;              /* of a long scan to columns; or NULL */
     ls_records records;                /* the current batch; remaining == 0: none */
@@ -42,10 +42,10 @@ typedef struct {
     int64_t start;                     /* offsets below are not handed out */
     int64_t stop;                      /* nor these and above */
     int64_t expected;                  /* least offset of the next batch; -1: not known yet */
-    int64_t landing;                   /* last offset of the first batch, says the index; or -1 */
+    int64_t landing;                   /* last offset of the first batch by the index; or -1 */
     int64_t base_offset;               /* of the segment */
     int64_t next_offset;               /* after the last record or batch handed out */
-    int64_t offset_max;                /* no sound batch of this segment lies above */
+    int64_t offset_max;                /* no valid batch of this segment is above */
     int64_t required_end;              /* a file that ends below has lost records; -1: not known */
     int64_t payload_max;               /* bound for decompression */
     int32_t partition;
@@ -56,7 +56,7 @@ typedef struct {
     bool reading_ahead;                /* a thread of `ahead` runs, and has a pin of its own */
     bool alone;                        /* reading ahead has not paid: no more of it */
     int64_t began;                     /* where it began to read, or to read alone */
-    bool ended;                        /* by whoever reads it: no more records, see scan_end() */
+    bool ended;                        /* end() was called: no more records, see scan_end() */
     bool stale;                        /* the log was cut or replaced under this scan: it ends */
 } SegmentScanObject;
 
@@ -138,9 +138,9 @@ static int scan_clear(SegmentScanObject *self)
 
 /* ---- reading ahead ---- */
 
-/* Lets a thread read ahead of a scan that has gone some way and has some way to go.  It pins the file
- * for itself; a batch in use may lie in one of its windows, which stays as it is until the next batch
- * is asked for. */
+/* Starts a thread that reads ahead, if the scan has read enough bytes and has enough bytes left.  The
+ * thread has its own pin of the file.  The batch in use may be in one of its windows; that window does
+ * not change until the next batch is asked for. */
 static void start_ahead(SegmentScanObject *self)
 {
     int64_t limit = atomic_load_explicit(&self->file->end, memory_order_acquire);
@@ -163,8 +163,8 @@ static void start_ahead(SegmentScanObject *self)
     self->began = self->position;
 }
 
-/* What stopped the thread (damage, a huge batch, the end) is the scan's own to look at; it may be let
- * loose again further on. */
+/* Stops the thread.  The scan itself reads the batch at which the thread stopped (damage, a large
+ * batch, the end), and may start the thread again after it. */
 static void stop_ahead(SegmentScanObject *self)
 {
     if (self->reading_ahead) {
@@ -221,8 +221,8 @@ static void leave(SegmentScanObject *self)
 
 /* ---- damage ---- */
 
-/* The next sound batch behind `position`, or -1.  Interruptible: looks a few MiB ahead at a time.
- * False: raised. */
+/* Finds the next valid batch after `position`, or -1.  Interruptible: examines a few MiB at a time.
+ * Returns false if it raised. */
 static bool resync(SegmentScanObject *self, int64_t position, int64_t limit, int64_t *found)
 {
     int64_t least = self->expected < 0 ? 0 : self->expected;
@@ -248,8 +248,8 @@ static bool resync(SegmentScanObject *self, int64_t position, int64_t limit, int
     }
 }
 
-/* What looks like damage may be a log that someone cut meanwhile.  False, with no exception set and
- * `stale`: it is; with an exception: asking failed.  True: it is damage. */
+/* Returns true if the bytes are damaged.  Returns false and sets `stale` if the log was truncated or
+ * replaced during the scan.  Returns false with an exception if moved() raised. */
 static bool is_damage(SegmentScanObject *self)
 {
     if (self->moved == NULL) {
@@ -293,7 +293,7 @@ static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
         }
     }
     if (end <= self->start) {
-        /* All of it lies before what was asked for: none of our business. */
+        /* All damaged offsets are below `start`: the caller did not ask for them. */
         self->position = found >= 0 ? found : limit;
         self->expected = end;
         return true;
@@ -312,7 +312,8 @@ static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
     return true;
 }
 
-/* The file is used up.  True: that is in order, or was noted (skip).  False: raised. */
+/* Checks the end of the file.  Returns true if no record is missing, or if skip is set: it then adds
+ * the missing ones to `skipped`.  Returns false if it raised. */
 static bool at_end(SegmentScanObject *self)
 {
     int64_t end = self->required_end < self->stop ? self->required_end : self->stop;
@@ -326,7 +327,7 @@ static bool at_end(SegmentScanObject *self)
     ls_status status = ls_fail(LS_E_CORRUPT, self->position, "the file ends before its records do");
     self->expected = end;
     if (!self->skip) {
-        self->expected = first;        /* asking again tells again */
+        self->expected = first;        /* the next call raises again */
         ls_raise(self->module, status, self->file->path, first, self->required_end);
         return false;
     }
@@ -336,8 +337,8 @@ static bool at_end(SegmentScanObject *self)
 
 /* ---- batches ---- */
 
-/* Kafka's usual lz4 frame, by the library's own function and without the GIL.  The content's size; -1
- * for everything else, damage too: the codecs know what to do or say then. */
+/* Decodes Kafka's usual lz4 frame with the library's function, without the GIL.  Returns the size of
+ * the content; -1 for any other frame and for damage: the codec in Python then decodes or raises. */
 static int64_t unpack_lz4(SegmentScanObject *self, const uint8_t *frame, size_t size)
 {
     ls_lz4_decode decode = self->module->lz4_decode;
@@ -404,7 +405,7 @@ static bool pass_over(SegmentScanObject *self)
     return ok;
 }
 
-/* Small batches that lie in the window are verified with the GIL held: see LS_GIL_BYTES. */
+/* A small batch that is in the window is verified with the GIL held: see LS_GIL_BYTES. */
 static ls_status load_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
 {
     ls_status status;
@@ -469,7 +470,7 @@ static bool is_aborted(const SegmentScanObject *self)
     }
     const uint8_t *entries = (const uint8_t *)PyBytes_AS_STRING(self->aborted);
     size_t low = 0, high = (size_t)PyBytes_GET_SIZE(self->aborted) / ENTRY;
-    while (low < high) {               /* the first entry behind (producer id, base offset) */
+    while (low < high) {               /* the first entry after (producer id, base offset) */
         size_t middle = low + (high - low) / 2;
         int64_t id = ls_load_i64(entries + middle * ENTRY);
         bool behind = id != self->batch.producer_id
@@ -511,8 +512,8 @@ static bool control_is_readable(SegmentScanObject *self)
     return code == LS_END;
 }
 
-/* Moves on to the next batch with something in [start, stop).  `control`: hand out control batches
- * and do not unpack (raw reading). */
+/* Moves to the next batch with an offset in [start, stop).  `raw`: stops at control batches too, and
+ * does not decompress. */
 static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t **data)
 {
     self->has_batch = false;
@@ -538,7 +539,7 @@ static batch_state next_batch(SegmentScanObject *self, bool raw, const uint8_t *
             bool landed = status.code == LS_OK && self->batch.last_offset == self->landing;
             self->landing = -1;
             if (!landed && status.code != LS_E_IO && status.code != LS_E_NO_MEMORY) {
-                self->position = 0;    /* the index misled us: believe only the log */
+                self->position = 0;    /* the index is damaged: scan the log from its start */
                 self->expected = self->base_offset;
                 continue;
             }
@@ -600,8 +601,9 @@ static void finish_batch(SegmentScanObject *self)
 
 /* ---- as records ---- */
 
-/* A loop lets go of a record when it takes the next; by the one after that its object is ours alone
- * and can be used again, as zip() does with its tuples.  A record that anyone keeps is left alone. */
+/* Returns a record.  A loop drops its reference to a record when it takes the next one, so the record
+ * before the last often has no reference but ours; its object is then used again, as zip() does with
+ * its tuples.  A record with another reference is never changed. */
 static PyObject *hand_out(SegmentScanObject *self, const ls_record *record)
 {
     RecordObject *oldest = self->recent[0];
@@ -656,7 +658,7 @@ static inline ls_code next_record(SegmentScanObject *self, ls_record *record)
     return LS_OK;
 }
 
-/* Gives back to the walk what was taken off it and not handed out. */
+/* Returns to the walk the records of the run that the scan has not returned to its caller. */
 static void return_run(SegmentScanObject *self)
 {
     size_t left = self->run.rows - self->run_at;
@@ -697,7 +699,7 @@ static PyObject *next_object(SegmentScanObject *self)
             }
             if (record.offset >= self->stop) {
                 self->next_offset = self->stop;
-                self->position = INT64_MAX;   /* nothing of interest behind this */
+                self->position = INT64_MAX;   /* no wanted record is after this one */
                 self->has_batch = false;
                 return NULL;
             }
@@ -732,7 +734,7 @@ static bool is_plain(const ls_batch *batch)
     return (batch->attributes & (LS_ATTR_CODEC | LS_ATTR_CONTROL)) == 0;
 }
 
-/* The sound batch at the scan's position.  False: not plain, or not to be had like this. */
+/* Gets the verified batch at the scan's position.  Returns false if it is not plain or not valid. */
 static bool plain_batch(SegmentScanObject *self, int64_t limit, const uint8_t **data)
 {
     if (self->reading_ahead) {
@@ -740,15 +742,15 @@ static bool plain_batch(SegmentScanObject *self, int64_t limit, const uint8_t **
         return *data != NULL &&
                ls_batch_parse(*data, LS_BATCH_HEADER_BYTES, &self->batch).code == LS_OK;
     }
-    /* The header first: what is not plain is another's to verify, once. */
+    /* Reads the header first: the caller verifies a batch that is not plain, and verifies it once. */
     return ls_window_header(&self->window, self->position, limit, &self->batch).code == LS_OK &&
            is_plain(&self->batch) &&
            ls_window_batch(&self->window, self->position, limit, &self->batch, data).code == LS_OK;
 }
 
-/* Fills from plain batches in a row, without the GIL and without touching a Python object: pinned and
- * busy, the scan is this thread's alone.  LS_OK: full, or stopped; LS_E_INVALID: what comes next
- * (the end, compression, control batches, damage) needs the interpreter. */
+/* Fills the columns from plain batches.  Needs no GIL and uses no Python object: the file is pinned,
+ * and the scan is busy, so no other thread uses it.  LS_OK: full, or stopped.  LS_E_INVALID: the next
+ * step (the end, compression, a control batch, damage) needs the GIL. */
 static ls_code fill_plain(SegmentScanObject *self, ls_columns *columns, bool *stopped)
 {
     *stopped = false;
@@ -785,7 +787,7 @@ static PyObject *scan_fill(SegmentScanObject *self, PyObject *arg)
     ls_columns *columns = ls_column_builder_of(arg);
     if (columns == NULL || !enter(self)) {
         if (!self->busy) {
-            stop_ahead(self);          /* closed: let go of the file */
+            stop_ahead(self);          /* the file is closed: release the thread's pin */
         }
         return NULL;
     }
@@ -838,7 +840,7 @@ static PyObject *scan_fill(SegmentScanObject *self, PyObject *arg)
 
 /* ---- as raw batches ---- */
 
-/* next_raw() -> bytes or None: the next whole batch as it lies in the file, control ones too. */
+/* next_raw() -> bytes or None: the bytes of the next batch in the file, also of a control batch. */
 static PyObject *scan_next_raw(SegmentScanObject *self, PyObject *Py_UNUSED(unused))
 {
     const uint8_t *data;
@@ -859,8 +861,8 @@ static PyObject *scan_next_raw(SegmentScanObject *self, PyObject *Py_UNUSED(unus
     return result;
 }
 
-/* next_producer() -> bytes or None: the header of the next batch with a producer id; a control
- * batch whole, since its record tells how a transaction ended. */
+/* next_producer() -> bytes or None: the header of the next batch with a producer id.  Of a control
+ * batch all bytes: its record is the marker, commit or abort. */
 static PyObject *scan_next_producer(SegmentScanObject *self, PyObject *Py_UNUSED(unused))
 {
     const uint8_t *data;

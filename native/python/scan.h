@@ -1,5 +1,5 @@
-/* What scan.c and its neighbours need of each other: columns to fill, the live index of a writer,
- * where an offset lies. */
+/* Functions that scan.c, columns.c, lookup.c and segment_writer.c share: the columns to fill, the live
+ * index of a writer, the lookup of an offset. */
 #ifndef LS_SCAN_H
 #define LS_SCAN_H
 
@@ -19,8 +19,8 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
                      int64_t *landing, int64_t *position, int64_t *next_position);
 
 /* get(file, index, base_offset, offset, topic, partition, decompress, payload_max)
- * -> Record, or None when the segment holds no record of that offset.  Any trouble on the way
- * raises; the caller then takes the longer way, which knows how to walk around damage. */
+ * -> Record, or None if the segment holds no record of that offset.  Raises at any error; the caller
+ * then reads with a SegmentScan, which can pass over damage. */
 PyObject *ls_scan_get(PyObject *type, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -1,7 +1,7 @@
 /* SegmentWriter: the active segment's appending half: file, next offset, index state, roll rule.
  *
- * Callers serialise append() with the partition's lock.  Lookups in the live index may come from
- * any thread: index memory changes only under the GIL, after the write.
+ * Callers serialise append() with the partition's lock.  Any thread may look up the live index: its
+ * memory changes only with the GIL held, after the write.
  */
 #include "scan.h"
 
@@ -116,7 +116,7 @@ static void track(SegmentWriterObject *self, const uint8_t *data, size_t size, i
         ls_batch batch;
         ls_status status = ls_batch_parse(data + at, size - at, &batch);
         if (status.code != LS_OK) {
-            return;                    /* cannot be: we made it */
+            return;                    /* cannot happen: the builder wrote these headers */
         }
         if (position == 0 && at == 0) {
             self->first_timestamp = batch.max_timestamp;
@@ -213,8 +213,8 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     int64_t oldest = append_time >= 0 ? append_time : arena->arena_min_timestamp;
     self->min_timestamp = oldest < self->min_timestamp ? oldest : self->min_timestamp;
     track(self, arena->data, arena->size, position);
-    /* An empty builder says that its records are in the log: whoever was interrupted can tell, and
-     * writing it once more writes nothing. */
+    /* The builder is empty once its records are in the log.  A caller that was interrupted can append
+     * it again: that writes nothing. */
     if (arena->capacity > 2 * builder->arena_bytes + (2 << 20)) {
         ls_builder_free(arena);        /* one huge record must not pin its memory for ever */
     }
@@ -244,7 +244,7 @@ static int64_t oldest_in(const uint8_t *data, const ls_batch *batch)
 }
 
 /* append_raw(batches, now_ms) -> whether it was done: False when a roll must come first.  Whole
- * batches with their place and checksums, behind the last offset; the caller has checked them. */
+ * batches with their offsets and checksums, after the last offset; the caller has checked them. */
 static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *args)
 {
     PyObject *batches;

@@ -1,11 +1,11 @@
 /* Sender: the quick way from a producer's send() into the batch of the right partition.
  *
- * What is common takes it: a topic that was used before, bytes, Kafka's choice of the partition.
- * All else goes to the subclass's _send(), with the same arguments: the first record of a topic or
- * partition, serializers, callbacks, a full buffer, and every mistake, which is explained there.
+ * It is used for a topic that was used before, bytes, and Kafka's choice of the partition.  In every
+ * other case the subclass's _send() is called with the same arguments: the first record of a topic or
+ * partition, serializers, callbacks, a full buffer, and wrong arguments, for which it raises.
  *
- * Adding a record and making its Delivery happen without a break under the GIL, so that the index
- * in the Delivery is that of the record, whichever threads send.
+ * A record is added and its Delivery is made without releasing the GIL, so that the index in the
+ * Delivery is that of the record if several threads send.
  */
 #include "module.h"
 #include "murmur2.h"
@@ -14,8 +14,8 @@
 
 /* ---- Delivery: one record of a pack ---- */
 
-/* Not for the collector to look at: a million of them may be held.  A pack lets go of its callbacks
- * when it is done, and its error has no frames: nothing else could lead back to a delivery. */
+/* Not tracked by the garbage collector: a program may hold a million of them.  No reference cycle is
+ * possible: a finished pack drops its callbacks, and its error has no frames. */
 typedef struct {
     PyObject_HEAD
     ls_module *module;
@@ -23,7 +23,7 @@ typedef struct {
     Py_ssize_t index;                  /* of the record in its pack */
 } DeliveryObject;
 
-/* Most are dropped as soon as they are made: their memory is kept for the next, without an owner. */
+/* Most Deliveries are dropped at once: the module keeps the memory of this many for the next ones. */
 enum { SPARE_DELIVERIES = 64 };
 
 static PyObject *make_delivery(ls_module *module, PyTypeObject *type, PyObject *pack,
@@ -186,10 +186,10 @@ typedef struct {
     PyObject *last_topic;              /* of the last send(), and where it led to; strong, or NULL */
     RouteObject *last_route;
     PyTypeObject *lane_type;           /* a type whose objects are builders; only compared with */
-    long long held;                    /* bytes sent since someone looked how much is held */
-    long long held_max;                /* look again then */
+    long long held;                    /* bytes sent since _send() computed the bytes in memory */
+    long long held_max;                /* from this on, _send() is called and computes them again */
     char quick;                        /* nothing stands between the user's bytes and the batch */
-    char idle;                         /* nobody looks after lingering records: _send() starts it */
+    char idle;                         /* no thread sends lingering records: _send() starts one */
 } SenderObject;
 
 static PyObject *sender_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
@@ -254,7 +254,7 @@ static PyObject *send_slowly(SenderObject *self, PyObject *const *args, Py_ssize
     return result;
 }
 
-/* The lane for a record, borrowed, by Kafka's rules; NULL when that takes more than looking. */
+/* Returns the lane of a record by Kafka's rules, borrowed; NULL if _send() has to choose it. */
 static BuilderObject *lane_for(SenderObject *self, RouteObject *route, PyObject *value, PyObject *key,
                                PyObject *partition)
 {

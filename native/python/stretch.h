@@ -11,7 +11,7 @@ typedef struct {
     FileObject *file;                  /* pinned */
     ls_window window;
     int64_t position;
-    int64_t stop;                      /* no batch is begun here or behind */
+    int64_t stop;                      /* no batch at or after this position is begun */
     int64_t limit;                     /* whole batches end here */
     int64_t expected;                  /* least offset of the next batch */
     int64_t offset_max;
@@ -27,7 +27,7 @@ void ls_stretch_close(ls_stretch *stretch);
 /* Reads the next batch, whole, verified and in order.  Needs no GIL.  LS_END at the end. */
 ls_status ls_stretch_next(ls_stretch *stretch);
 
-/* Moves on behind the batch at hand. */
+/* Moves to the end of the batch at hand. */
 void ls_stretch_pass(ls_stretch *stretch);
 
 /* Return the status of the batch at hand for a code of the core. */

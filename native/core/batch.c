@@ -125,7 +125,7 @@ ls_code ls_records_next(ls_records *records, ls_record *record)
 {
     const uint8_t *at = records->at;
     if (records->remaining == 0) {
-        return at == records->end ? LS_END : bad_record(records, "bytes left behind the last record");
+        return at == records->end ? LS_END : bad_record(records, "bytes left after the last record");
     }
     int32_t length;
     if (!take32(&at, records->end, &length) || length < 0 || length > records->end - at) {

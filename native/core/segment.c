@@ -213,7 +213,7 @@ ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int
             return status;
         }
         if (batch.base_offset < expected || (landing >= 0 && batch.last_offset != landing)) {
-            return ls_fail(LS_E_CORRUPT, position, "offsets are not what the index or order says");
+            return ls_fail(LS_E_CORRUPT, position, "an offset contradicts the index or the log");
         }
         landing = -1;
         if (batch.last_offset >= offset) {

@@ -117,7 +117,7 @@ static bool now(BuilderObject *self, int64_t *out)
         return false;
     }
     if (*out < 0) {
-        PyErr_Format(PyExc_ValueError, "the clock says %lld, which is before 1970", (long long)*out);
+        PyErr_Format(PyExc_ValueError, "the clock returned %lld, which is before 1970", (long long)*out);
         return false;
     }
     return true;
@@ -541,7 +541,7 @@ static PyObject *builder_append_columns(BuilderObject *self, PyObject *args)
         ls_new_record record = {.key_size = -1};
         if (!row_of(&value, (Py_ssize_t)row, &record.value, &record.value_size) ||
             (key.given && !row_of(&key, (Py_ssize_t)row, &record.key, &record.key_size))) {
-            PyErr_Format(PyExc_ValueError, "row %lld lies outside its column's data",
+            PyErr_Format(PyExc_ValueError, "row %lld is outside its column's data",
                          (long long)row);
             goto done;
         }

@@ -123,7 +123,7 @@ static PyMethodDef directory_methods[] = {
     {"__enter__", (PyCFunction)directory_enter, METH_NOARGS, PyDoc_STR("the descriptor")},
     {"__exit__", (PyCFunction)directory_exit, METH_VARARGS, NULL},
     {"close", (PyCFunction)directory_close, METH_NOARGS,
-     PyDoc_STR("close(): no new use; the descriptor goes with the last user.")},
+     PyDoc_STR("close(): allow no new use; the last user closes the descriptor.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -346,7 +346,7 @@ static PyObject *file_repr(FileObject *self)
 
 static PyMethodDef file_methods[] = {
     {"close", (PyCFunction)file_close, METH_NOARGS,
-     PyDoc_STR("close(): no new use; the descriptor goes with the last user.")},
+     PyDoc_STR("close(): allow no new use; the last user closes the descriptor.")},
     {"pread", (PyCFunction)file_pread, METH_VARARGS,
      PyDoc_STR("pread(size, position) -> bytes, fewer only at the end of the file")},
     {"pwrite", (PyCFunction)file_pwrite, METH_VARARGS,

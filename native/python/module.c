@@ -210,7 +210,7 @@ static PyObject *partitions_of_keys(PyObject *Py_UNUSED(self), PyObject *args)
         if (!has_nulls || (((const uint8_t *)valid.buf)[row / 8] >> (row % 8) & 1) != 0) {
             if (span[0] < 0 || span[1] < span[0] || span[1] > data.len) {
                 Py_CLEAR(result);
-                PyErr_Format(PyExc_ValueError, "row %zd lies outside its column's data", row);
+                PyErr_Format(PyExc_ValueError, "row %zd is outside its column's data", row);
                 goto done;
             }
             uint32_t hash = ls_murmur2((const uint8_t *)data.buf + span[0],

@@ -135,8 +135,8 @@ PyMethodDef ls_recovery_functions[] = {
      PyDoc_STR("scan_prefix(file, base_offset, position, limit, next_offset, interval_bytes, dense, "
                "progress) -> dict")},
     {"find_batch", native_find_batch, METH_VARARGS,
-     PyDoc_STR("find_batch(file, position, limit, offset_min, offset_max): the next sound batch "
-               "behind position, as (position, base offset, last offset), or None")},
+     PyDoc_STR("find_batch(file, position, limit, offset_min, offset_max): the next valid batch "
+               "after position, as (position, base offset, last offset), or None")},
     {NULL, NULL, 0, NULL},
 };
 

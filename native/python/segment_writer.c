@@ -186,7 +186,7 @@ static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *cons
     if (__builtin_add_overflow(self->next_offset, arena->records, &end_offset) ||
         end_offset > LS_BASE_OFFSET_MAX) {
         return PyErr_Format(self->module->invalid_record_error,
-                            "no offsets are left for %lld records behind %lld",
+                            "no offsets are left for %lld records from offset %lld on",
                             (long long)arena->records, (long long)self->next_offset);
     }
     if (should_roll(self, (int64_t)arena->size, max_timestamp, end_offset - 1, now_ms)) {

@@ -392,11 +392,11 @@ static PyMethodDef sender_methods[] = {
     {"send", (PyCFunction)(void (*)(void))sender_send, METH_FASTCALL | METH_KEYWORDS,
      PyDoc_STR("send($self, topic, value, *, key=None, headers=(), timestamp=None, partition=None,"
                " callback=None, dedupe_id=None)\n--\n\n"
-               "Send a record; what it returns tells where it went, and when it is there.\n\n"
+               "Send a record; return a Delivery, which has the offset once the record is written.\n\n"
                "Returns at once, unless the buffer has to be written first.  `callback` is called "
                "with the\nDelivery when it is done.  `dedupe_id`: see Producer.")},
     {"_set_route", (PyCFunction)sender_set_route, METH_VARARGS,
-     PyDoc_STR("Send the records of a topic another way.")},
+     PyDoc_STR("Set the Route of the records of a topic.")},
     {"_put", (PyCFunction)(void (*)(void))sender_put, METH_FASTCALL,
      PyDoc_STR("Add a record to a lane.")},
     {NULL, NULL, 0, NULL},

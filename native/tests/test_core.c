@@ -526,7 +526,7 @@ static void the_walker_says_what_is_wrong(void)
     } cases[] = {
         /* length, attributes, time, offset, key size, value size, header count; zig-zag */
 #define CASE(payload, count, reason) {payload, sizeof payload - 1, count, reason}
-        CASE("\x0c\0\0\0\1\1\0", 0, "bytes left behind"),
+        CASE("\x0c\0\0\0\1\1\0", 0, "bytes left after"),
         CASE("\x0c\0\0\0\1\1", 1, "length reaches beyond"),
         CASE("\0\0\0\0\1\1\0", 1, "empty record"),
         CASE("\x02\0\x0c\0\0\0", 1, "timestamp"),

@@ -250,7 +250,7 @@ def test_the_last_offsets_there_are_are_given_out_once(make_log: MakeLog, tmp_pa
     assert log.end_offset == first
     assert log.append(b"a") == first
     with pytest.raises(
-        InvalidRecordError, match=f"no offsets are left for 3 records behind {first + 1}"
+        InvalidRecordError, match=f"no offsets are left for 3 records from offset {first + 1} on"
     ):
         log.extend([b"b", b"c", b"d"])
     assert list(log.extend([b"b", b"c"])) == [first + 1, first + 2]

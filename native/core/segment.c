@@ -316,8 +316,8 @@ static ls_code track_epoch(ls_prefix *prefix, const ls_batch *batch)
 ls_status ls_prefix_step(ls_prefix *prefix, int64_t budget)
 {
     int64_t left = prefix->limit - prefix->position;
-    int64_t stop = budget < left ? prefix->position + budget : prefix->limit + 1;
-    while (prefix->position < stop) {
+    int64_t stop = budget < left ? prefix->position + budget : prefix->limit;
+    while (prefix->position < stop || stop == prefix->limit) {   /* LS_END ends it at the limit */
         ls_batch batch;
         ls_status status =
             ls_window_header(&prefix->window, prefix->position, prefix->limit, &batch);

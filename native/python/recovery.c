@@ -35,7 +35,7 @@ static PyObject *native_scan_prefix(PyObject *self, PyObject *args)
                           &position, &limit, &next_offset, &interval, &dense, &progress)) {
         return NULL;
     }
-    if (base_offset < 0 || position < 0 || limit < 0 || next_offset < 0) {
+    if (base_offset < 0 || position < 0 || limit < position || next_offset < 0) {
         return PyErr_Format(PyExc_ValueError, "no prefix from %lld to %lld", position, limit);
     }
     FileObject *file = (FileObject *)object;

@@ -155,6 +155,7 @@ def test_readers_refuse_numbers_that_overflow(directory: int) -> None:
     for base, position, limit, next_offset in (
         *((LEAST, 0, 100, 0), (0, LEAST, 100, 0)),
         *((0, 0, LEAST, 0), (0, 0, 100, LEAST)),
+        *((0, 101, 100, 0), (0, GREATEST, 0, 0)),
     ):
         with pytest.raises(ValueError):
             _native.scan_prefix(file, base, position, limit, next_offset, 4096, True, None)

@@ -25,9 +25,11 @@ void ls_file_set_verified(FileObject *file, int64_t position)
     }
 }
 
-/* Nothing read before holds any more. */
+/* Drops all bytes and positions that were read before a cut.  A thread that uses the window drops it
+ * itself: see read_close(). */
 static void forget(FileObject *file)
 {
+    file->cuts++;
     if (!file->busy) {
         file->window.filled = 0;
     }

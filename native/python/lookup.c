@@ -64,7 +64,12 @@ static int64_t part_of(const ls_batch *batch, int64_t offset)
     return part < batch->size ? part : batch->size;
 }
 
-/* One read of one record.  `file` is pinned, and `window` belongs to this thread. */
+/* One read of one record.  `file` is pinned, and `window` belongs to this thread.
+ *
+ * Another thread may cut the file while the GIL is released, and append other batches below `limit`.
+ * The window may then hold old bytes and new ones.  A checksum finds that; a part of a batch, which
+ * is read without one, is used only if there was no cut since read_open().
+ */
 typedef struct {
     ls_module *module;
     FileObject *file;
@@ -73,6 +78,7 @@ typedef struct {
     int64_t base_offset;               /* of the segment */
     int64_t offset;                    /* of the record */
     int64_t limit;                     /* whole batches end here */
+    unsigned cuts;                     /* of the file, when the limit was loaded */
     int64_t position;                  /* of the batch */
     int64_t known;                     /* bytes to read of a batch that was verified before; or -1 */
     ls_batch batch;
@@ -89,6 +95,12 @@ static void read_open(record_read *read)
         read->window = &read->file->window;
     }
     read->limit = atomic_load_explicit(&read->file->end, memory_order_acquire);
+    read->cuts = read->file->cuts;
+}
+
+static bool was_cut(const record_read *read)
+{
+    return read->file->cuts != read->cuts;
 }
 
 static void read_close(record_read *read)
@@ -98,6 +110,8 @@ static void read_close(record_read *read)
     } else {
         if (read->window->capacity > LS_WINDOW_BYTES) {
             ls_window_free(read->window);   /* a large batch must not pin its memory */
+        } else if (was_cut(read)) {
+            read->window->filled = 0;
         }
         read->file->busy = false;
     }
@@ -138,7 +152,7 @@ static ls_status load_batch(record_read *read)
 {
     read->known = -1;
     if (ls_batch_codec(&read->batch) == LS_CODEC_NONE && read->offset >= read->batch.base_offset &&
-        ls_file_is_verified(read->file, read->position)) {
+        !was_cut(read) && ls_file_is_verified(read->file, read->position)) {
         read->known = part_of(&read->batch, read->offset);
     }
     int64_t need = read->known >= 0 ? read->known : read->batch.size;
@@ -149,6 +163,9 @@ static ls_status load_batch(record_read *read)
     Py_BEGIN_ALLOW_THREADS             /* pinned; the window is this thread's: see record_read */
     status = load_bytes(read);
     Py_END_ALLOW_THREADS
+    if (status.code == LS_OK && read->known >= 0 && was_cut(read)) {
+        return ls_fail(LS_E_CORRUPT, read->position, "the file was cut during the read");
+    }
     return status;
 }
 
@@ -182,7 +199,7 @@ static PyObject *decode_record(record_read *read, PyObject *topic, int32_t parti
         batch->record_count == 0) {
         Py_RETURN_NONE;
     }
-    if (read->known < 0) {
+    if (read->known < 0 && !was_cut(read)) {
         ls_file_set_verified(read->file, read->position);
     }
     const uint8_t *payload = read->data + LS_BATCH_HEADER_BYTES;

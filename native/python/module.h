@@ -127,6 +127,7 @@ typedef struct {
     unsigned generation;
     ls_window window;                  /* for single reads; reused */
     uint32_t *verified;                /* LS_VERIFIED positions + 1 of verified batches; or NULL */
+    unsigned cuts;                     /* grows with each cut: see record_read in lookup.c */
     /* Bytes below `end` are whole batches; only truncation changes them.  `end` is stored with release
      * after the bytes are written, and loaded with acquire before they are read. */
     _Atomic int64_t end;

@@ -6,12 +6,17 @@ The cases are those that Kafka's own tests check.
 from __future__ import annotations
 
 import os
+import gzip
+import os
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from logstore import ManualClock, OffsetIndex, Partition, Record, TimeIndex
+from logstore import ManualClock, OffsetIndex, Partition, Record, TimeIndex, _native
+from logstore.testing import Fault, inject_io
 from logstore.testing.reference import ReferenceRecord, encode_batch
 from tests.conftest import MakeLog
 from tests.kit import bases
@@ -362,3 +367,57 @@ def test_a_time_is_found_in_a_segment_that_was_passed_and_then_written_again(
     log.append(b"new", timestamp=2000)
     log.roll()
     assert log.offset_for_time(2000) == 2
+
+
+# ---- one record, while the file is cut ----
+
+
+def test_a_record_of_a_verified_batch_is_not_mixed_with_bytes_after_a_cut(
+    make_log: MakeLog, tmp_path: Path
+) -> None:
+    """The rest of a verified batch is read without a checksum, after its header."""
+    log = make_log()
+    for _ in range(2):
+        log.extend([b"A" * 1000] * 15)
+    assert log[8].value == log[20].value == b"A" * 1000, "the first batch is now a verified one"
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(log[8].value))
+    # The first read has 8 KiB, which end inside the record; the second read has the rest.
+    with inject_io(Fault.delay(1, "pread", "*.log", call=2), root=tmp_path) as injected:
+        reader.start()
+        while not injected.fired:
+            time.sleep(0.01)
+        log.truncate(0)
+        log.extend([b"B" * 1000] * 15)
+        reader.join()
+    assert got in ([b"A" * 1000], [b"B" * 1000])
+    assert log[8].value == b"B" * 1000
+
+
+def test_a_read_during_a_cut_leaves_no_old_bytes_for_the_next(tmp_path: Path) -> None:
+    def batch(value: bytes) -> bytes:
+        return encode_batch([ReferenceRecord(value, None, (), 1, 0)], codec=1)
+
+    directory = os.open(tmp_path, os.O_RDONLY)
+    file = _native.File(directory, "0.log", "0.log", write=True, create=True)
+    os.close(directory)
+
+    def write(value: bytes) -> None:
+        file.truncate(0)
+        file.append_at(batch(value), 0)
+        file.end = len(batch(value))
+
+    def read(*, cut: bool) -> bytes:
+        def decompress(codec: int, payload: memoryview, limit: int) -> bytes:
+            if cut:
+                write(b"new")
+            return gzip.decompress(payload)
+
+        record = _native.SegmentScan.get(file, None, 0, 0, None, 0, decompress, 1 << 20)
+        assert record is not None
+        return record.value
+
+    write(b"old")
+    assert read(cut=True) == b"old", "read before the cut"
+    assert read(cut=False) == b"new"
+    file.close()

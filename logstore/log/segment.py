@@ -50,6 +50,7 @@ __all__ = ["Segment"]
 RELATIVE_MAX = (1 << 31) - 1
 OFFSET_MAX = (1 << 63) - 2  # the end offset, which is one greater, still fits an int64
 STEP_BYTES = 8 << 20  # bytes read by one call into C; Python handles signals between two calls
+INDEX_BYTES_READ = 16 << 20  # of an index file that is longer than segment_index_bytes
 
 
 class Segment:
@@ -528,15 +529,20 @@ class Segment:
 
     def _load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         most = self.config.segment_index_bytes
+        bound = max(most, INDEX_BYTES_READ)
         try:
-            bound = max(most, 16 << 20)
-            offsets = self._directory.read(self._name(".index"), bound)
-            times = self._directory.read(self._name(".timeindex"), bound)
+            offsets = used_entries(self._directory.read(self._name(".index"), bound + 8), 8)
+            times = used_entries(self._directory.read(self._name(".timeindex"), bound + 12), 12)
         except FileNotFoundError:
+            missing = True
+        else:
+            # Without its last entries, a time index makes a search skip records.
+            missing = max(len(offsets), len(times)) > bound
+        if missing:
             contents = self.walk()
             offsets, times = contents.offsets, self.final_times(contents)
-        by_offset = OffsetIndex(self.base_offset, used_entries(offsets, 8), max_bytes=most)
-        by_time = TimeIndex(self.base_offset, used_entries(times, 12), max_bytes=most)
+        by_offset = OffsetIndex(self.base_offset, offsets, max_bytes=most)
+        by_time = TimeIndex(self.base_offset, times, max_bytes=most)
         self._offset_index, self._time_index = by_offset, by_time
         return by_offset, by_time
 

@@ -5,7 +5,6 @@ The cases are those that Kafka's own tests check.
 
 from __future__ import annotations
 
-import os
 import gzip
 import os
 import threading
@@ -367,6 +366,19 @@ def test_a_time_is_found_in_a_segment_that_was_passed_and_then_written_again(
     log.append(b"new", timestamp=2000)
     log.roll()
     assert log.offset_for_time(2000) == 2
+
+
+def test_an_index_file_longer_than_is_read_hides_no_record(
+    make_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = make_log(index_interval_bytes=0, segment_bytes=8000)
+    for n in range(200):
+        log.append(b"x" * 20, timestamp=1000 + n)
+    log.close()
+    monkeypatch.setattr("logstore.log.segment.INDEX_BYTES_READ", 0)
+    log = make_log(segment_index_bytes=120)
+    assert len(log.segments) > 1
+    assert [log.offset_for_time(1000 + n) for n in range(200)] == list(range(200))
 
 
 # ---- one record, while the file is cut ----

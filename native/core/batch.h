@@ -89,7 +89,7 @@ static inline bool ls_batch_count_fits(const ls_batch *batch, size_t size)
 
 extern const char ls_too_many_records[];
 
-/* `payload` is what follows the header, decompressed if need be.  It must outlive the walk. */
+/* Starts a walk.  `payload`, the decompressed bytes after the header, must outlive the walk. */
 void ls_records_open(ls_records *records, const ls_batch *batch, const uint8_t *payload,
                      size_t size);
 

@@ -3,7 +3,7 @@
  * Every system call on a file is made by an ls_io, so that a test can fail, shorten or record any
  * call.  Each function returns a non-negative result or a negated errno; none keeps state.
  * Names are resolved relative to an open directory and never through a symbolic link.  A path without
- * a directory (LS_NO_DIRECTORY) is the user's own and may go through links.
+ * a directory (LS_NO_DIRECTORY) is from the user and may contain links.
  */
 #ifndef LS_IO_H
 #define LS_IO_H

@@ -518,7 +518,7 @@ size_t ls_io_recorder_faults(ls_fault *faults, size_t capacity)
     size_t count = recorder.fault_count < capacity ? recorder.fault_count : capacity;
     for (size_t i = 0; i < count; i++) {
         faults[i] = recorder.faults[i];
-        faults[i].pattern = NULL;      /* stays ours */
+        faults[i].pattern = NULL;      /* the recorder owns the pattern */
     }
     pthread_mutex_unlock(&recorder.lock);
     return count;

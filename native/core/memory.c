@@ -16,8 +16,8 @@ enum {
 };
 
 typedef struct {
-    alignas(64) size_t capacity;       /* of what follows, slack not counted */
-    bool pages;                        /* what follows starts at the next page */
+    alignas(64) size_t capacity;       /* of the block after this head, without the slack */
+    bool pages;                        /* the block starts at the next page */
 } block_head;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -34,7 +34,7 @@ __attribute__((constructor)) static void survive_forks(void)
     (void)pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
-/* The kept block that fits best without being more than twice what is asked for. */
+/* Takes the smallest kept block that is large enough, if it is at most twice as large as needed. */
 static block_head *take_kept(size_t size, bool pages)
 {
     block_head *found = NULL;

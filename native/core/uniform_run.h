@@ -3,7 +3,7 @@
  * Most logs hold long stretches of records that differ only in their time, their next offset and
  * the bytes of key and value: every length is the same.  Then nothing needs to be decoded to find
  * the next record, so the processor can work on several at once instead of waiting for each length,
- * and the fields lie at a fixed distance from each other.
+ * and the fields are at a fixed distance from each other.
  */
 #ifndef LS_UNIFORM_RUN_H
 #define LS_UNIFORM_RUN_H

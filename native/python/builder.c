@@ -160,7 +160,8 @@ static void raise_too_large(BuilderObject *self, Py_ssize_t size)
     }
 }
 
-/* A view of a value or key.  `view` is filled, and must be released, for what is not bytes. */
+/* Gets a view of a value or key.  If the object is not bytes, `view` is filled and the caller must
+ * release it. */
 static bool view_bytes(BuilderObject *self, PyObject *object, const char *what, Py_buffer *view,
                        const uint8_t **data, int32_t *size)
 {
@@ -768,7 +769,7 @@ static PyObject *builder_put_back(BuilderObject *self, PyObject *other)
 }
 
 /* seal(): closes the open batch and compresses; for a builder that only one thread uses.  May be
- * repeated: what is compressed stays as it is. */
+ * repeated: a batch is compressed only once. */
 static PyObject *builder_seal(BuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     ls_builder_seal(&self->arena, self->codec);

@@ -23,7 +23,7 @@ typedef struct {
     ls_producer_end *producers;
     int64_t payload_max;
     size_t io_bytes;
-    uint32_t crc;                      /* of what was written */
+    uint32_t crc;                      /* of the bytes written to the target */
     bool busy;
 } CleanerObject;
 
@@ -213,8 +213,8 @@ static ls_status write_out(CleanerObject *self)
     return status;
 }
 
-/* Without the GIL.  LS_OK with *packed: the batch at hand has to be unpacked; LS_END: the stretch is
- * done.  *of_target: the trouble is the new file's. */
+/* Cleans plain batches.  Needs no GIL.  LS_OK with *packed: the current batch has to be decompressed.
+ * LS_END: the stretch is done.  *of_target: the error is one of the new file. */
 static ls_status clean_plain(CleanerObject *self, ls_stretch *stretch, bool *packed, bool *of_target)
 {
     *packed = *of_target = false;

@@ -263,7 +263,7 @@ static PyObject *native_list_directory(PyObject *self, PyObject *args)
         return NULL;
     }
     name_list names = {.directories_only = directories_only != 0};
-    Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open; `names` is ours */
+    Py_BEGIN_ALLOW_THREADS             /* the caller keeps the directory open; `names` is local */
     result = ls_io_process.list(&ls_io_process, directory, add_name, &names);
     Py_END_ALLOW_THREADS
     PyObject *list = result < 0 ? os_result(self, result, "directory") : PyList_New(0);

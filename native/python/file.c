@@ -154,7 +154,7 @@ static PyObject *file_pread(FileObject *self, PyObject *args)
     }
     size_t got;
     ls_status status;
-    Py_BEGIN_ALLOW_THREADS             /* pinned; `bytes` is ours alone */
+    Py_BEGIN_ALLOW_THREADS             /* pinned; no other thread has `bytes` */
     status = ls_read_at(self->io, self->fd, PyBytes_AS_STRING(bytes), (size_t)size, position, &got);
     Py_END_ALLOW_THREADS
     ls_file_unpin(self);

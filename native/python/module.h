@@ -2,7 +2,7 @@
  * cross file borders.  The only folder that includes Python.h.
  *
  * Thread rule: every object is guarded by the GIL.  Where the GIL is released, the object is marked
- * busy or its File is pinned first, so that no other thread can change or free what is in use.
+ * busy or its File is pinned first, so that no other thread can change or free its memory.
  */
 #ifndef LS_MODULE_H
 #define LS_MODULE_H

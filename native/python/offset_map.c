@@ -91,8 +91,9 @@ static PyObject *offset_map_clear(OffsetMapObject *self, PyObject *Py_UNUSED(unu
     Py_RETURN_NONE;
 }
 
-/* Without the GIL: the map, the transactions and the file are this thread's.  LS_OK with *packed: the
- * batch at hand has to be unpacked.  LS_END with *full, or at the end of the stretch. */
+/* Reads plain batches.  Needs no GIL: the map and the transactions are busy, and the file is pinned.
+ * LS_OK with *packed: the current batch has to be decompressed.  LS_END with *full, or at the end of
+ * the stretch. */
 static ls_status map_plain(OffsetMapObject *self, ls_stretch *stretch, ls_transactions *transactions,
                            int64_t start, bool *packed, bool *full)
 {
@@ -191,7 +192,7 @@ static PyObject *offset_map_read(OffsetMapObject *self, PyObject *args)
         Py_DECREF(payload);
         if (code == LS_END) {
             full = true;
-            stretch.stop = stretch.position;   /* go no further */
+            stretch.stop = stretch.position;   /* the map is full: end the stretch */
             continue;
         }
         if (code != LS_OK) {

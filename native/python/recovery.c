@@ -48,7 +48,7 @@ static PyObject *native_scan_prefix(PyObject *self, PyObject *args)
     PyObject *result = NULL;
     for (;;) {
         ls_status status;
-        Py_BEGIN_ALLOW_THREADS         /* pinned; `prefix` is ours alone */
+        Py_BEGIN_ALLOW_THREADS         /* pinned; `prefix` is local */
         status = ls_prefix_step(&prefix, 32 << 20);
         Py_END_ALLOW_THREADS
         if (progress != Py_None) {
@@ -99,7 +99,7 @@ static PyObject *native_find_batch(PyObject *self, PyObject *args)
     for (int64_t from = position;;) {
         ls_status status;
         int64_t found = -1, reached = from;
-        Py_BEGIN_ALLOW_THREADS         /* pinned; `window` is ours alone */
+        Py_BEGIN_ALLOW_THREADS         /* pinned; `window` is local */
         status = ls_window_resync(&window, from, limit, offset_min, offset_max, 8 << 20, &found,
                                   &reached);
         Py_END_ALLOW_THREADS

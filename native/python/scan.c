@@ -273,7 +273,7 @@ static bool note_skipped(SegmentScanObject *self, int64_t position, int64_t next
     return ok;
 }
 
-/* Called with a damaged batch at self->position.  True: skipped, go on.  False: raised. */
+/* Handles a damaged batch at self->position.  Returns true if it was skipped, false if it raised. */
 static bool damaged(SegmentScanObject *self, ls_status status, int64_t limit)
 {
     int64_t position = self->position, found;

@@ -109,7 +109,7 @@ static bool should_roll(const SegmentWriterObject *self, int64_t size, int64_t m
            last_offset - self->index.base_offset > INT32_MAX;
 }
 
-/* Index entries for what was just written.  A failed allocation only makes the index sparser. */
+/* Adds index entries for the batches in `data`.  A failed allocation only makes the index sparser. */
 static void track(SegmentWriterObject *self, const uint8_t *data, size_t size, int64_t position)
 {
     for (size_t at = 0; at < size;) {
@@ -155,8 +155,8 @@ static ls_status write_arena(SegmentWriterObject *self, ls_builder *arena, long 
     return ls_append(self->file->io, self->file->fd, arena->data, arena->size, position);
 }
 
-/* append(builder, leader_epoch, append_time, now_ms) -> first offset, or -1 when a roll must come
- * first.  On success the records have offsets from there on, and readers see them. */
+/* append(builder, leader_epoch, append_time, now_ms) -> first offset, or -1 if the caller must roll
+ * the segment before.  On success the records have offsets from there on, and readers see them. */
 static PyObject *segment_writer_append(SegmentWriterObject *self, PyObject *const *args,
                                        Py_ssize_t count)
 {
@@ -243,7 +243,7 @@ static int64_t oldest_in(const uint8_t *data, const ls_batch *batch)
     return code == LS_END ? oldest : INT64_MIN;
 }
 
-/* append_raw(batches, now_ms) -> whether it was done: False when a roll must come first.  Whole
+/* append_raw(batches, now_ms) -> True, or False if the caller must roll the segment before.  Whole
  * batches with their offsets and checksums, after the last offset; the caller has checked them. */
 static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *args)
 {

@@ -102,13 +102,13 @@ PyType_Spec ls_delivery_spec = {
     .slots = delivery_slots,
 };
 
-/* ---- Route: where the records of a topic go ---- */
+/* ---- Route: the lanes of a topic ---- */
 
 typedef struct {
     PyObject_HEAD
     PyObject *lanes;                   /* list: a Builder for each partition, or None; strong */
-    long long left;                    /* bytes until records without a key go elsewhere */
-    int current;                       /* where they go until then */
+    long long left;                    /* bytes until records without a key get another partition */
+    int current;                       /* their partition until then */
     char hashed;                       /* the partitioner is Kafka's, and may be done here */
 } RouteObject;
 
@@ -376,7 +376,7 @@ static PyObject *sender_put(SenderObject *self, PyObject *const *args, Py_ssize_
                          (Py_ssize_t)lane->arena.records - 1);
 }
 
-/* set_route(topic, route): where records of a topic go from now on. */
+/* set_route(topic, route): sets the route of a topic. */
 static PyObject *sender_set_route(SenderObject *self, PyObject *args)
 {
     PyObject *topic, *route;

@@ -24,19 +24,20 @@ bool ls_stretch_open(ls_stretch *stretch, FileObject *file, int64_t position, in
                      int64_t expected, int64_t offset_max, int64_t budget, size_t io_bytes);
 void ls_stretch_close(ls_stretch *stretch);
 
-/* Reads the next batch, whole, verified and in order.  Needs no GIL.  LS_END at the end. */
+/* Reads the next batch and checks its checksum and that offsets increase.  Needs no GIL.  LS_END at
+ * the end. */
 ls_status ls_stretch_next(ls_stretch *stretch);
 
-/* Moves to the end of the batch at hand. */
+/* Moves to the end of the current batch. */
 void ls_stretch_pass(ls_stretch *stretch);
 
-/* Return the status of the batch at hand for a code of the core. */
+/* Returns the status of the current batch for a code of the core. */
 ls_status ls_stretch_status(const ls_stretch *stretch, ls_code code, const char *reason);
 
 /* Raises for a status, with the offsets that the rest of the stretch has.  Returns false. */
 bool ls_stretch_raise(ls_stretch *stretch, ls_module *module, ls_status status);
 
-/* Return the unpacked records of the batch at hand: a new reference to bytes, or NULL: raised.
+/* Returns the decompressed records of the current batch: a new reference to bytes, or NULL: raised.
  * A ValueError of the codec becomes damage at the position of the batch. */
 PyObject *ls_stretch_unpack(ls_stretch *stretch, ls_module *module, PyObject *decompress,
                             int64_t most);

@@ -21,6 +21,7 @@ class NodeIdentity:
     directory_id: str
 
     NAME = "meta.properties"
+    MAX_BYTES = 65536
 
     @classmethod
     def new(cls) -> NodeIdentity:
@@ -39,13 +40,19 @@ class NodeIdentity:
 
     @classmethod
     def read(cls, directory: Directory) -> NodeIdentity | None:
-        """Return the identity, of version 0 or 1; None if there is no file."""
+        """Return the identity, of version 0 or 1; None if there is no file.
+
+        Raise NotALogError if the node id is not a number, or if the file is longer than MAX_BYTES:
+        an identity of its first bytes could lack the cluster id.
+        """
         try:
-            text = directory.read(cls.NAME, 1 << 16).decode("utf-8", "replace")
+            content = directory.read(cls.NAME, cls.MAX_BYTES + 1)
         except FileNotFoundError:
             return None
+        if len(content) > cls.MAX_BYTES:
+            raise NotALogError(f"{directory.path / cls.NAME} is longer than {cls.MAX_BYTES} bytes")
         settings = {}
-        for line in text.splitlines():
+        for line in content.decode("utf-8", "replace").splitlines():
             name, equals, value = line.partition("=")
             if equals and not line.lstrip().startswith(("#", "!")):
                 settings[name.strip()] = value.strip()

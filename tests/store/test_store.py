@@ -157,6 +157,16 @@ def test_a_closed_store_looks_like_a_brokers_directory(make_store: MakeStore) ->
     assert directories == {"orders-0", "orders-1"}, "a broker fails to start over any other"
 
 
+def test_an_identity_that_is_not_read_whole_is_refused(make_store: MakeStore) -> None:
+    with make_store() as store:
+        file = store.path / "meta.properties"
+    content = file.read_text()
+    file.write_text("#" * 70_000 + "\n" + content)
+    with pytest.raises(NotALogError, match=r"meta\.properties is longer than 65536 bytes"):
+        make_store()
+    file.write_text(content)
+
+
 def test_the_marker_goes_before_anything_changes_and_comes_last(make_store: MakeStore) -> None:
     with make_store() as store:
         store.create_topic("t").append(b"v")

@@ -75,6 +75,9 @@ class _Reading:
         self.responses: list[dict[str, Any]] = []
         self.size_bytes = 0
         self.failed = False
+        # A slice ended with its segment or at a limit, and the log has more records after it:
+        # waiting adds nothing to it.
+        self.cut_short = False
         body = call.body
         self._max_bytes = min(body["max_bytes"], call.broker.config.fetch_max_bytes)
         self._min_bytes = min(body["min_bytes"], self._max_bytes)
@@ -85,6 +88,7 @@ class _Reading:
             self.call.body["max_wait_ms"] <= 0
             or not self.asked
             or self.failed
+            or self.cut_short
             or self.size_bytes >= self._min_bytes
             or self.call.broker.draining
         )
@@ -109,9 +113,9 @@ class _Reading:
         return {"responses": self.responses, "session_id": 0}
 
     def look(self) -> None:
-        """Read what is there."""
+        """Find what is there.  No record is read: an answer has slices of files."""
         self.asked, self.responses = [], []
-        self.size_bytes, self.failed = 0, False
+        self.size_bytes, self.failed, self.cut_short = 0, False, False
         for topic in self.call.body["topics"]:
             rows = []
             for each in topic["partitions"]:
@@ -153,18 +157,20 @@ class _Reading:
         if (left <= 0 and self.size_bytes) or self._stop(partition) <= offset:
             return
         limit = min(left, asked.max_bytes)
-        batches = partition.read_batches(offset, max(limit, 0), isolation=self.isolation)
-        if batches and self.size_bytes and len(batches[0]) > limit:
-            return  # only the first partition with records sends a batch above the limit
-        records = b"".join(batches)
-        row["records"] = records
-        self.size_bytes += len(records)
-        if committed and batches:
-            last = batches[-1]
-            stop = int.from_bytes(last[:8], "big") + int.from_bytes(last[23:27], "big") + 1
+        # Only the first partition with records sends a batch above the limit.
+        found = partition.parts.reader.read_slice(
+            offset, limit, isolation=self.isolation, whole_first=not self.size_bytes
+        )
+        if found is None:
+            return
+        row["records"] = found
+        self.size_bytes += found.size_bytes
+        if found.end_offset < self._stop(partition):
+            self.cut_short = True
+        if committed:
             row["aborted_transactions"] = [
                 {"producer_id": each.producer_id, "first_offset": each.first_offset}
-                for each in partition.aborted_transactions(offset, stop)
+                for each in partition.aborted_transactions(offset, found.end_offset)
             ]
 
     def _diverges(self, partition: Partition, each: dict[str, Any], row: dict[str, Any]) -> bool:

@@ -11,14 +11,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from logstore.log.segment_slice import NotCachedError
+
 __all__ = ["CHUNK_BYTES", "FileSlice", "NotCachedError", "Outgoing", "Pieces"]
 
 CHUNK_BYTES = 1 << 20
 JOINED_BYTES = 64 << 10  # a response up to this size is sent with one call
-
-
-class NotCachedError(Exception):
-    """The bytes are not in the page cache: reading them would wait for the disk."""
 
 
 class FileSlice(Protocol):

@@ -37,6 +37,7 @@ from logstore.format.index import (
 )
 from logstore.log.segment_contents import READ_BYTES, SegmentContents, decompress
 from logstore.log.segment_digest import SegmentDigest, digest
+from logstore.log.segment_slice import Slice
 from logstore.log.segment_summary import (
     NO_TIME,
     UNKNOWN_TIME,
@@ -339,6 +340,25 @@ class Segment:
         for found in self.scan(offset, offset + 1, on_corrupt="skip"):
             return found
         return next(self.scan(offset, offset + 1), None)
+
+    def slice(self, offset: int, stop: int, max_bytes: int, *, whole_first: bool) -> Slice | None:
+        """Return the whole batches from the one that holds `offset` on; None if none reaches it.
+
+        All are below the offset `stop` and fit into `max_bytes`; with `whole_first`, the first one
+        is returned even if it is larger.  The slice is empty if no batch is left.  Headers are
+        read, and only near the start and the end; no checksum is computed.
+        """
+        file = self.file
+        found = _native.SegmentScan.span(
+            file,
+            self.writer if self.writer is not None else self.offset_index.entries,
+            self.base_offset,
+            offset,
+            stop,
+            max_bytes,
+            whole_first,
+        )
+        return None if found is None else Slice(file, *found)
 
     def newest_of(self, key: bytes, start: int = 0) -> int:
         """Return the greatest offset >= `start` of a record with `key`, or -1.

@@ -20,6 +20,7 @@ from logstore.errors import CorruptLogError, OffsetOutOfRangeError
 from logstore.format.index import AbortedTransaction
 from logstore.log.producer_state import OngoingTransaction, ProducerEntry
 from logstore.log.segment import Segment
+from logstore.log.segment_slice import Slice
 from logstore.partition.scan import Scan
 from logstore.record import Record
 
@@ -327,3 +328,42 @@ class Reader:
             batches.append(batch)
             size += len(batch)
         return batches
+
+    def read_slice(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        isolation: str = "read_uncommitted",
+        whole_first: bool = True,
+    ) -> Slice | None:
+        """Return the raw batches that `read_batches` returns, as a part of one file.
+
+        None if there is no batch at or above `offset`, or if the first one exceeds `max_bytes` and
+        ``whole_first=False``.  A slice ends with its segment.  The bytes are read by `Slice.read`;
+        their checksums are not verified.
+        """
+        committed = is_committed(isolation)
+        view = self._view
+        while True:
+            generation = view.generation
+            end = min(self.end_offset, view.limit)
+            if not view.start_offset <= offset <= end:
+                raise self._out_of_range(offset)
+            stop = min(self.last_stable_offset, end) if committed else end
+            try:
+                return self._slice(offset, stop, max_bytes, whole_first)
+            except (CorruptLogError, FileNotFoundError):
+                if not view.moved_since(generation):
+                    raise
+
+    def _slice(self, offset: int, stop: int, max_bytes: int, whole_first: bool) -> Slice | None:
+        while offset < stop:
+            segment = self._view.segment_for(offset)
+            found = segment.slice(offset, stop, max_bytes, whole_first=whole_first)
+            if found is not None:
+                return found if found.size_bytes else None
+            if segment.next_base is None:
+                break
+            offset = segment.next_base  # compaction removed the last batches of this segment
+        return None

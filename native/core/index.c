@@ -18,6 +18,20 @@ int64_t ls_offset_index_search(const uint8_t *entries, size_t count, int32_t rel
     return (int64_t)low - 1;
 }
 
+int64_t ls_position_search(const uint8_t *entries, size_t count, int64_t position)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (ls_load_i32(entries + middle * LS_OFFSET_ENTRY_BYTES + 4) <= position) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return (int64_t)low - 1;
+}
+
 int64_t ls_time_index_search(const uint8_t *entries, size_t count, int64_t timestamp)
 {
     size_t low = 0, high = count;

@@ -16,6 +16,8 @@
 /* Greatest entry whose first field is <= target.  Returns its number, or -1 when all are greater.
  * `entries` holds `count` entries of the given kind; order is not trusted, only bounds are. */
 int64_t ls_offset_index_search(const uint8_t *entries, size_t count, int32_t relative_offset);
+/* The same by the second field, the position. */
+int64_t ls_position_search(const uint8_t *entries, size_t count, int64_t position);
 int64_t ls_time_index_search(const uint8_t *entries, size_t count, int64_t timestamp);
 
 typedef struct {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* One call moves at most this much: Linux stops at 2^31 - 4096, and a bound keeps signals prompt. */
@@ -20,6 +21,23 @@ static int64_t posix_pread(const ls_io *io, int fd, void *data, size_t size, int
     (void)io;
     ssize_t n = pread(fd, data, size, (off_t)position);
     return n < 0 ? -errno : n;
+}
+
+static int64_t posix_pread_cached(const ls_io *io, int fd, void *data, size_t size,
+                                  int64_t position)
+{
+    enum { SHORT_BYTES = 64 << 10 };   /* a read of so few bytes may wait if there is no RWF_NOWAIT */
+#if defined(RWF_NOWAIT)
+    struct iovec part = {.iov_base = data, .iov_len = size};
+    ssize_t n = preadv2(fd, &part, 1, (off_t)position, RWF_NOWAIT);
+    if (n >= 0) {
+        return n;
+    }
+    if (errno != EOPNOTSUPP && errno != ENOSYS) {
+        return -errno;
+    }
+#endif
+    return size <= SHORT_BYTES ? posix_pread(io, fd, data, size, position) : -EAGAIN;
 }
 
 static int64_t posix_pwrite(const ls_io *io, int fd, const void *data, size_t size,
@@ -256,6 +274,7 @@ static int posix_forget(const ls_io *io, int fd, int64_t position, int64_t size)
 
 const ls_io ls_io_posix = {
     .pread = posix_pread,
+    .pread_cached = posix_pread_cached,
     .pwrite = posix_pwrite,
     .datasync = posix_datasync,
     .sync = posix_sync,
@@ -293,6 +312,14 @@ static int64_t process_pread(const ls_io *io, int fd, void *data, size_t size, i
     (void)io;
     const ls_io *to = backend();
     return to->pread(to, fd, data, size, position);
+}
+
+static int64_t process_pread_cached(const ls_io *io, int fd, void *data, size_t size,
+                                    int64_t position)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->pread_cached(to, fd, data, size, position);
 }
 
 static int64_t process_pwrite(const ls_io *io, int fd, const void *data, size_t size,
@@ -411,6 +438,7 @@ static int process_forget(const ls_io *io, int fd, int64_t position, int64_t siz
 
 const ls_io ls_io_process = {
     .pread = process_pread,
+    .pread_cached = process_pread_cached,
     .pwrite = process_pwrite,
     .datasync = process_datasync,
     .sync = process_sync,

@@ -30,6 +30,9 @@ typedef int (*ls_visit)(void *context, const char *name, bool is_directory);
 typedef struct ls_io ls_io;
 struct ls_io {
     int64_t (*pread)(const ls_io *io, int fd, void *data, size_t size, int64_t position);
+    /* Reads only bytes that are in the page cache: -EAGAIN if the device would have to be read, and
+     * fewer bytes if only the first of them are cached. */
+    int64_t (*pread_cached)(const ls_io *io, int fd, void *data, size_t size, int64_t position);
     int64_t (*pwrite)(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
     int (*datasync)(const ls_io *io, int fd);          /* data and what is needed to find it */
     int (*sync)(const ls_io *io, int fd);              /* also for directories */

@@ -412,6 +412,7 @@ static int record_forget(const ls_io *io, int fd, int64_t position, int64_t size
 
 static const ls_io recording = {
     .pread = record_pread,
+    .pread_cached = record_pread,      /* the same call: a recorded read may wait for the device */
     .pwrite = record_pwrite,
     .datasync = record_datasync,
     .sync = record_sync,

@@ -225,6 +225,34 @@ ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int
     }
 }
 
+ls_status ls_window_span(ls_window *window, int64_t position, int64_t limit, int64_t end,
+                         int64_t stop, int64_t *reached, int64_t *next_offset)
+{
+    int64_t first = position, expected = 0;
+    while (position < end) {
+        ls_batch batch;
+        ls_status status = ls_window_header(window, position, limit, &batch);
+        if (status.code == LS_END) {
+            break;
+        }
+        if (status.code == LS_OK && batch.base_offset < expected) {
+            status = ls_fail(LS_E_CORRUPT, position, "offsets do not follow one another");
+        }
+        if (status.code != LS_OK) {
+            bool damaged = status.code == LS_E_CORRUPT || status.code == LS_E_LEGACY;
+            return damaged && position > first ? ls_ok() : status;
+        }
+        if (batch.size > end - position || batch.last_offset >= stop) {
+            break;
+        }
+        expected = batch.last_offset + 1;
+        position += batch.size;
+        *reached = position;
+        *next_offset = expected;
+    }
+    return ls_ok();
+}
+
 ls_status ls_window_resync(ls_window *window, int64_t position, int64_t limit, int64_t offset_min,
                            int64_t offset_max, int64_t budget, int64_t *found, int64_t *reached)
 {

@@ -68,6 +68,13 @@ ls_status ls_window_header(ls_window *window, int64_t position, int64_t limit, l
 ls_status ls_window_find(ls_window *window, int64_t position, int64_t limit, int64_t offset,
                          int64_t landing, int64_t expected, int64_t *found);
 
+/* Walks headers from the batch at `position`, and stops before the first batch that ends beyond
+ * position `end` or whose last offset is >= `stop`.  *reached is the position there and *next_offset
+ * the offset after the last batch before it; both are left alone if there is no batch.  Damage after
+ * the first batch ends the walk too.  No checksum is computed. */
+ls_status ls_window_span(ls_window *window, int64_t position, int64_t limit, int64_t end,
+                         int64_t stop, int64_t *reached, int64_t *next_offset);
+
 /* Finds the first position > `position` where a valid batch with a base offset in
  * [offset_min, offset_max] starts.  Returns LS_END if there is none before `limit`.  A call examines
  * at most `budget` bytes: after LS_OK with *found == -1 the caller calls again from *reached. */

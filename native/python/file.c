@@ -5,6 +5,7 @@
  */
 #include "module.h"
 
+#include <errno.h>
 #include <fcntl.h>
 
 bool ls_file_is_verified(const FileObject *file, int64_t position)
@@ -166,6 +167,44 @@ static PyObject *file_pread(FileObject *self, PyObject *args)
         _PyBytes_Resize(&bytes, (Py_ssize_t)got);
     }
     return bytes;
+}
+
+/* Like pread, for bytes in the page cache; None if fewer than `size` are there. */
+static PyObject *file_pread_cached(FileObject *self, PyObject *args)
+{
+    Py_ssize_t size;
+    long long position;
+    if (!PyArg_ParseTuple(args, "nL:pread_cached", &size, &position)) {
+        return NULL;
+    }
+    if (size < 0 || position < 0) {
+        return PyErr_Format(PyExc_ValueError, "cannot read %zd bytes at %lld", size, position);
+    }
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, size);
+    if (bytes == NULL || !ls_file_pin(self)) {
+        Py_XDECREF(bytes);
+        return NULL;
+    }
+    int64_t got;
+    if (size <= LS_GIL_BYTES) {
+        got = self->io->pread_cached(self->io, self->fd, PyBytes_AS_STRING(bytes), (size_t)size,
+                                     position);
+    } else {
+        Py_BEGIN_ALLOW_THREADS         /* pinned; `bytes` is ours alone */
+        got = self->io->pread_cached(self->io, self->fd, PyBytes_AS_STRING(bytes), (size_t)size,
+                                     position);
+        Py_END_ALLOW_THREADS
+    }
+    ls_file_unpin(self);
+    if (got == size) {
+        return bytes;
+    }
+    Py_DECREF(bytes);
+    if (got < 0 && got != -EAGAIN && got != -EINTR) {
+        return ls_raise(self->module, ls_fail_os((int)-got, position, "read failed"), self->path,
+                        -1, -1);
+    }
+    Py_RETURN_NONE;
 }
 
 /* pwrite(data, position) and append_at(data, position): the same shape of call. */
@@ -351,6 +390,8 @@ static PyMethodDef file_methods[] = {
      PyDoc_STR("close(): allow no new use; the last user closes the descriptor.")},
     {"pread", (PyCFunction)file_pread, METH_VARARGS,
      PyDoc_STR("pread(size, position) -> bytes, fewer only at the end of the file")},
+    {"pread_cached", (PyCFunction)file_pread_cached, METH_VARARGS,
+     PyDoc_STR("pread_cached(size, position) -> bytes, or None unless all are in the page cache")},
     {"pwrite", (PyCFunction)file_pwrite, METH_VARARGS,
      PyDoc_STR("pwrite(data, position): write in place; after a failure the bytes from position on "
                "are the old ones, the new ones or some of both")},

@@ -10,20 +10,32 @@
 #include "codec_call.h"
 #include "scan.h"
 
+/* The offset entries of an index: bytes, a SegmentWriter or None.  Borrowed; valid while the GIL is
+ * held.  False: raised. */
+static bool index_entries(ls_module *module, PyObject *index, const uint8_t **entries, size_t *size)
+{
+    *entries = NULL;
+    *size = 0;
+    if (Py_TYPE(index) == module->segment_writer_type) {
+        const ls_index_tracker *tracker = ls_segment_writer_index(index);
+        *entries = tracker->offsets.data;
+        *size = tracker->offsets.size;
+    } else if (PyBytes_Check(index)) {
+        *entries = (const uint8_t *)PyBytes_AS_STRING(index);
+        *size = (size_t)PyBytes_GET_SIZE(index);
+    } else if (index != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "index must be bytes, a SegmentWriter or None");
+        return false;
+    }
+    return true;
+}
+
 bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, int64_t offset,
                      int64_t *landing, int64_t *position, int64_t *next_position)
 {
-    const uint8_t *entries = NULL;
-    size_t size = 0;
-    if (Py_TYPE(index) == module->segment_writer_type) {
-        const ls_index_tracker *tracker = ls_segment_writer_index(index);
-        entries = tracker->offsets.data;
-        size = tracker->offsets.size;
-    } else if (PyBytes_Check(index)) {
-        entries = (const uint8_t *)PyBytes_AS_STRING(index);
-        size = (size_t)PyBytes_GET_SIZE(index);
-    } else if (index != Py_None) {
-        PyErr_SetString(PyExc_TypeError, "index must be bytes, a SegmentWriter or None");
+    const uint8_t *entries;
+    size_t size;
+    if (!index_entries(module, index, &entries, &size)) {
         return false;
     }
     if (base_offset < 0 || offset < 0) {
@@ -263,6 +275,134 @@ PyObject *ls_scan_get(PyObject *type_object, PyObject *const *args, Py_ssize_t c
     } else {
         result = ls_raise(module, status, read.file->path, read.offset, read.offset + 1);
     }
+    read_close(&read);
+    return result;
+}
+
+/* The whole batches from one that holds an offset on: positions in the file, no bytes. */
+typedef struct {
+    int64_t stop;                      /* every batch ends below this offset */
+    int64_t end;                       /* no batch ends beyond this position */
+    int64_t reached;                   /* where the last batch ends; the start if there is none */
+    int64_t next_offset;               /* the offset after it */
+} batch_span;
+
+/* The last index entry from which the end of the span can be reached.  False: there is none after
+ * the first batch.  Requires the GIL. */
+static bool entry_near_end(const record_read *read, const batch_span *span, const uint8_t *entries,
+                           size_t count, int64_t *landing, int64_t *position)
+{
+    int64_t below = span->stop - 1 - read->base_offset;
+    int32_t relative = below > INT32_MAX ? INT32_MAX : below < 0 ? -1 : (int32_t)below;
+    int64_t entry = ls_offset_index_search(entries, count, relative);
+    int64_t by_position = ls_position_search(entries, count, span->end - LS_BATCH_HEADER_BYTES);
+    entry = by_position < entry ? by_position : entry;
+    if (entry < 0) {
+        return false;
+    }
+    *landing = read->base_offset + ls_load_i32(entries + entry * LS_OFFSET_ENTRY_BYTES);
+    *position = ls_load_i32(entries + entry * LS_OFFSET_ENTRY_BYTES + 4);
+    return *position > read->position + read->batch.size && *landing > read->batch.last_offset;
+}
+
+/* Ends the span: from an index entry near its end if the entry is right, else from its start.
+ * Needs no GIL. */
+static ls_status span_batches(record_read *read, batch_span *span, int64_t landing,
+                              int64_t position)
+{
+    ls_batch batch;
+    if (landing >= 0 &&
+        ls_window_header(read->window, position, read->limit, &batch).code == LS_OK &&
+        batch.last_offset == landing && batch.base_offset > read->batch.last_offset) {
+        span->reached = position;
+        span->next_offset = batch.base_offset;
+        return ls_window_span(read->window, position, read->limit, span->end, span->stop,
+                              &span->reached, &span->next_offset);
+    }
+    return ls_window_span(read->window, read->position, read->limit, span->end, span->stop,
+                          &span->reached, &span->next_offset);
+}
+
+/* Finds the first batch: by the index, and if that is wrong from the start of the segment. */
+static ls_status find_first(record_read *read, PyObject *index, bool *raised)
+{
+    int64_t landing, position, next_position;
+    *raised = !ls_index_lookup(read->module, index, read->base_offset, read->offset, &landing,
+                               &position, &next_position);
+    if (*raised) {
+        return ls_ok();
+    }
+    ls_status status = find_batch(read, landing, position, next_position);
+    if (status.code == LS_E_CORRUPT && position > 0) {
+        status = find_batch(read, -1, 0, -1);
+    }
+    return status;
+}
+
+PyObject *ls_scan_span(PyObject *type_object, PyObject *const *args, Py_ssize_t count)
+{
+    ls_module *module = ls_module_of_type((PyTypeObject *)type_object);
+    if (module == NULL) {
+        return NULL;
+    }
+    if (count != 7 || Py_TYPE(args[0]) != module->file_type) {
+        PyErr_SetString(PyExc_TypeError,
+                        "span(file, index, base_offset, offset, stop, max_bytes, whole_first)");
+        return NULL;
+    }
+    record_read read = {
+        .module = module,
+        .file = (FileObject *)args[0],
+        .base_offset = PyLong_AsLongLong(args[2]),
+        .offset = PyLong_AsLongLong(args[3]),
+    };
+    batch_span span = {.stop = PyLong_AsLongLong(args[4])};
+    int64_t max_bytes = PyLong_AsLongLong(args[5]);
+    int whole_first = PyObject_IsTrue(args[6]);
+    span.stop = span.stop < 0 ? 0 : span.stop;
+    if (PyErr_Occurred() || !ls_file_pin(read.file)) {
+        return NULL;
+    }
+    read_open(&read);
+    PyObject *result = NULL;
+    bool raised;
+    ls_status status = find_first(&read, args[1], &raised);
+    if (raised) {
+        goto done;
+    }
+    if (status.code == LS_END) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    if (status.code != LS_OK) {
+        ls_raise(module, status, read.file->path, read.offset, read.offset + 1);
+        goto done;
+    }
+    int64_t size = max_bytes < 0 ? 0 : max_bytes;
+    size = whole_first && size < read.batch.size ? read.batch.size : size;
+    span.end = size < read.limit - read.position ? read.position + size : read.limit;
+    span.reached = read.position;
+    span.next_offset = read.offset;
+    const uint8_t *entries;
+    size_t entries_size;
+    int64_t landing = -1, position = -1;
+    if (!index_entries(module, args[1], &entries, &entries_size)) {
+        goto done;
+    }
+    if (!entry_near_end(&read, &span, entries, entries_size / LS_OFFSET_ENTRY_BYTES, &landing,
+                        &position)) {
+        landing = -1;
+    }
+    Py_BEGIN_ALLOW_THREADS             /* pinned; the window is this thread's: see record_read */
+    status = span_batches(&read, &span, landing, position);
+    Py_END_ALLOW_THREADS
+    if (status.code != LS_OK) {
+        ls_raise(module, status, read.file->path, read.offset, read.offset + 1);
+        goto done;
+    }
+    result = Py_BuildValue("(LLL)", (long long)read.position,
+                           (long long)(span.reached - read.position), (long long)span.next_offset);
+done:
     read_close(&read);
     return result;
 }

@@ -991,6 +991,9 @@ static PyMethodDef scan_methods[] = {
      PyDoc_STR("find_time(timestamp) -> offset or None")},
     {"get", (PyCFunction)(void (*)(void))ls_scan_get, METH_FASTCALL | METH_CLASS,
      PyDoc_STR("get(file, index, base_offset, offset, ...) -> Record or None")},
+    {"span", (PyCFunction)(void (*)(void))ls_scan_span, METH_FASTCALL | METH_CLASS,
+     PyDoc_STR("span(file, index, base_offset, offset, stop, max_bytes, whole_first) -> (position, "
+               "size, next offset) or None")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -23,4 +23,10 @@ bool ls_index_lookup(ls_module *module, PyObject *index, int64_t base_offset, in
  * then reads with a SegmentScan, which can pass over damage. */
 PyObject *ls_scan_get(PyObject *type, PyObject *const *args, Py_ssize_t count);
 
+/* span(file, index, base_offset, offset, stop, max_bytes, whole_first) -> (position, size, next)
+ * of the whole batches from the one that holds `offset` on: those below offset `stop` that fit into
+ * max_bytes; with whole_first the first one in any case.  The size is 0 if there is none, and None is
+ * returned if no batch of the segment reaches `offset`.  Reads headers, never a record. */
+PyObject *ls_scan_span(PyObject *type, PyObject *const *args, Py_ssize_t count);
+
 #endif

@@ -148,6 +148,7 @@ static inline void memory_open(memory_file *file, const void *data, size_t size)
     memset(file, 0, sizeof *file);
     file->io = (ls_io){
         .pread = memory_pread,
+        .pread_cached = memory_pread,
         .pwrite = memory_pwrite,
         .datasync = memory_sync,
         .sync = memory_sync,

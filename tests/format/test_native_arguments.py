@@ -185,3 +185,27 @@ def test_a_cleaner_refuses_offsets_below_its_base(directory: int) -> None:
     )
     with pytest.raises(ValueError, match="offsets 0 to"):
         cleaner.feed(file, 0, file.end, 0, OFFSET_MAX, 1 << 20)
+
+
+def test_a_span_of_any_numbers(directory: int) -> None:
+    content = batches(20)
+    file = file_of(directory, content)
+    span = _native.SegmentScan.span
+    size = len(content) // 20
+    assert span(file, None, 0, 3, 5, 1 << 62, True) == (3 * size, 2 * size, 5)
+    assert span(file, None, 0, 3, 5, -(1 << 63), False) == (3 * size, 0, 3)
+    assert span(file, None, 0, 3, -(1 << 63), 1, True) == (3 * size, 0, 3)
+    assert span(file, None, 0, 20, (1 << 63) - 1, 1, True) is None
+    for index in (b"\xff" * 80, b"\x7f" * 80, b"\x00" * 7, bytes(range(240))):
+        assert span(file, index, 0, 3, 20, 1 << 40, True) == (3 * size, 17 * size, 20)
+    for arguments in (
+        (file,),
+        (None,) * 7,
+        (file, 1, 0, 0, 1, 1, True),
+        (file, None, -1) + (0,) * 4,
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            span(*arguments)  # type: ignore[arg-type]
+    file.close()
+    with pytest.raises(ValueError, match="closed"):
+        span(file, None, 0, 3, 5, 100, True)

@@ -4,6 +4,9 @@
 timestamp of every record.  It runs before the log's lock is taken.  `place`, which runs under the
 lock, only sets offsets and leader epoch; that needs no new checksum unless the log sets the time.
 
+`check_in_place` is for the common case, one uncompressed batch that is written as the client sent
+it.  The bytes stay in the client's buffer: the writer sets the 16 bytes that change.
+
 `check_copied` checks what a follower gets from its leader: the leader has validated the records, so
 only checksum, order and leader epoch are checked, and the bytes are kept.
 """
@@ -11,7 +14,7 @@ only checksum, order and leader epoch are checked, and the bytes are kept.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from logstore import _native
 from logstore.config import PartitionConfig
@@ -28,7 +31,10 @@ from logstore.format.batch import (
     with_header,
 )
 
-__all__ = ["AppendedBatches", "check_copied", "check_produced", "place"]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["AppendedBatches", "check_copied", "check_in_place", "check_produced", "place"]
 
 _PLACE = struct.Struct(">qii")
 
@@ -39,6 +45,27 @@ class AppendedBatches(NamedTuple):
     offsets: range
     timestamp: int  # the time that the log set; -1 if the records keep theirs
     duplicate: bool  # nothing was appended: the log had the batch already, at these offsets
+
+
+def check_in_place(
+    data: Buffer, config: PartitionConfig, now_ms: int
+) -> tuple[BatchHeader, int] | None:
+    """Return the header of a client's batch and its oldest timestamp, without copying the batch.
+
+    None if `data` is not one batch, is compressed or has to be changed, or if a check of the bytes
+    fails: then `check_produced` has the result.  Raise as `check_produced` for the other checks.
+    """
+    found = _native.check_batch(data)
+    if found is None:
+        return None
+    least, greatest, keyless, oldest = found
+    header = BatchHeader.parse(memoryview(data).cast("B"))
+    if greatest != header.max_timestamp or _target_codec(header, config) != header.codec:
+        return None
+    _check_size(header.size_bytes, config)
+    _check_attributes(header)
+    _check_records(least, greatest, keyless, config, now_ms)
+    return header, oldest
 
 
 def check_produced(
@@ -64,18 +91,13 @@ def _checked(
     header: BatchHeader, raw: bytes, config: PartitionConfig, now_ms: int
 ) -> tuple[BatchHeader, bytes]:
     verify(header, raw)
-    _check_size(raw, config)
+    _check_size(len(raw), config)
     _check_attributes(header)
     payload = raw[HEADER_BYTES:]
     if header.codec:
         payload = _unpacked(header, payload, config)
     least, greatest, keyless = _native.check_records(raw, payload)
-    if keyless and "compact" in config.cleanup_policy:
-        raise InvalidRecordError(
-            f"{keyless} records without a key in a compacted topic", reason="key"
-        )
-    if config.message_timestamp_type == "CreateTime":
-        _check_times(least, greatest, config, now_ms)
+    _check_records(least, greatest, keyless, config, now_ms)
     # A client may send a wrong maximum, and retention and the time index rely on it.
     changed = header
     if greatest != header.max_timestamp:
@@ -84,19 +106,32 @@ def _checked(
     if codec != header.codec:
         changed = changed._replace(attributes=header.attributes & ~CODEC | codec)
         raw = with_header(changed, codecs.compress(codec, payload) if codec else payload)
-        _check_size(raw, config)
+        _check_size(len(raw), config)
     elif changed is not header:
         raw = with_header(changed, raw[HEADER_BYTES:])
     return (header, raw) if changed is header else (BatchHeader.parse(raw), raw)
 
 
-def _check_size(raw: bytes, config: PartitionConfig) -> None:
+def _check_size(size_bytes: int, config: PartitionConfig) -> None:
     limit = min(config.max_message_bytes, config.segment_bytes)
-    if len(raw) > limit:
-        raise RecordTooLargeError(len(raw), limit)
+    if size_bytes > limit:
+        raise RecordTooLargeError(size_bytes, limit)
+
+
+def _check_records(
+    least: int, greatest: int, keyless: int, config: PartitionConfig, now_ms: int
+) -> None:
+    if keyless and "compact" in config.cleanup_policy:
+        raise InvalidRecordError(
+            f"{keyless} records without a key in a compacted topic", reason="key"
+        )
+    if config.message_timestamp_type == "CreateTime":
+        _check_times(least, greatest, config, now_ms)
 
 
 def _check_attributes(header: BatchHeader) -> None:
+    if header.attributes == 0 and header.producer_id < 0 < header.record_count:
+        return  # the common case: no flag is set, and no producer
     if header.control:
         raise InvalidRecordError("a control batch from a client; use end_transaction()")
     if header.log_append_time or header.has_delete_horizon:

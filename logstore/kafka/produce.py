@@ -13,7 +13,7 @@ from typing import Any
 
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import ConcurrentTransactionsError, UnknownTopicError
-from logstore.kafka.calls import Call, Pending
+from logstore.kafka.calls import Call, NotNowError, Pending
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
 from logstore.partition.partition import Partition
 
@@ -80,6 +80,8 @@ def produce(call: Call) -> dict[str, Any] | Pending | None:
                 if refusal is not None:
                     raise refusal
                 _append(call, topic["name"], each, row, produced)
+            except NotNowError:
+                raise  # the only partition of the request: nothing is appended yet
             except Exception as error:  # noqa: BLE001  answered with its code
                 _refuse(row, error, call.version)
                 produced.failed = True
@@ -146,7 +148,13 @@ def _append(
     records = each["records"]
     _check_batch(records, call.version)
     partition = topic[each["index"]]
-    appended = partition.append_batch(records, durability="os")
+    try:
+        appended = partition.parts.appender.append_batch(
+            records, durability="os", wait=call.may_wait
+        )
+    except BlockingIOError:
+        call.wait()
+        raise
     row["base_offset"] = appended.offsets.start
     row["log_append_time_ms"] = appended.timestamp
     row["log_start_offset"] = partition.start_offset

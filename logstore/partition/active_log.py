@@ -101,6 +101,16 @@ class ActiveLog:
         return self._asleep is not None
 
     @property
+    def ready(self) -> bool:
+        """Whether the next append writes to the active segment only.  Requires the lock.
+
+        False for a sleeping log, a failed one, a roll that is not finished, and if the leader epoch
+        is not in its file yet.
+        """
+        unfinished = self._rolling is not None or self._abandoned is not None
+        return self.writer is not None and not unfinished and self.leadership.noted
+
+    @property
     def durable_offset(self) -> int:
         """Every record below this offset is on stable storage."""
         return self.durability.durable_offset

@@ -17,7 +17,7 @@ import contextlib
 import datetime
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from logstore import _native
 from logstore.config import (
@@ -44,11 +44,18 @@ from logstore.partition.active_log import ActiveLog
 from logstore.partition.writer import Buffered, Writer
 from logstore.record import Record
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 __all__ = ["Appender"]
 
 EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded bytes
 BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next batch
 NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
+
+
+class _MarkerAppended(Exception):
+    """A transaction ended after a batch was verified: verify the batch again."""
 
 
 class _Batches(_native.Builder):
@@ -80,6 +87,7 @@ class Appender:
         self._last_append_time = 0
         # Weak: a Writer that is dropped needs no close.
         self._writers: weakref.WeakSet[Writer | Buffered] = weakref.WeakSet()
+        self._markers = 0  # counts transaction markers before they are written, under the lock
         # In a store: raises unless a producer's id and epoch have a transaction open here.
         self.transaction_check: Callable[[int, int], None] | None = None
         self._apply(active.view.config)
@@ -277,42 +285,90 @@ class Appender:
 
     def append_batch(
         self,
-        raw: bytes,
+        raw: Buffer,
         *,
         origin: str = "leader",
         durability: str | None = None,
         verify_transaction: bool = True,
+        wait: bool = True,
     ) -> AppendedBatches:
-        """See Partition.append_batch."""
+        """See Partition.append_batch.
+
+        `raw` may be any buffer; it must not change before the call returns.  With ``wait=False``
+        nothing is waited for: raise BlockingIOError, with nothing appended, if another thread has
+        the log's lock, if a segment has to be rolled or a file has to be written first, or if a
+        transaction has to be verified.
+        """
         fsync = self._durability.fsync if durability is None else wants_fsync(durability)
+        if fsync and not wait:
+            raise ConfigError("wait=False needs durability='os': an fsync waits for the disk")
         if origin == "follower":
             return self._append_copied(bytes(raw), fsync)
         if origin not in ("leader", "coordinator"):
             raise ConfigError(
                 f"origin must be 'leader', 'coordinator' or 'follower', not {origin!r}"
             )
-        view = self._view
-        batches = validation.check_produced(bytes(raw), view.config, view.clock.time_ms())
+        view, now_ms = self._view, self._view.clock.time_ms()
+        in_place = (
+            None if self._append_time else validation.check_in_place(raw, view.config, now_ms)
+        )
+        if in_place is not None:
+            batches: list[tuple[BatchHeader, bytes]] = []
+            checked = [in_place[0]]
+        else:
+            batches = validation.check_produced(bytes(raw), view.config, now_ms)
+            checked = [header for header, _ in batches]
+        to_verify: list[BatchHeader] = []
         if origin == "leader" and verify_transaction and self.transaction_check is not None:
-            # Not under the lock.  If the transaction ends now, its marker has a greater epoch, and
-            # the batch is fenced.
-            for header, _ in batches:
-                if header.transactional:
-                    self.transaction_check(header.producer_id, header.producer_epoch)
+            to_verify = [header for header in checked if header.transactional]
+        if to_verify and not wait:
+            raise BlockingIOError(f"{self.name}: a transaction has to be verified")
+        markers = -1
 
         def place_locked(tried: list[range]) -> AppendedBatches:
+            if to_verify and markers != self._markers:
+                raise _MarkerAppended
+            if not wait and not self._active.ready:
+                raise BlockingIOError(f"{self.name}: a file has to be written before an append")
             end = self._active.next_offset()
             append_time = self._time_of_append() if self._append_time else -1
-            self._leadership.note([(self._leadership.epoch, end)])
-            data, headers = validation.place(batches, end, self._leadership.epoch, append_time)
+            epoch = self._leadership.epoch
+            self._leadership.note([(epoch, end)])
+            headers: list[tuple[BatchHeader, EndMarker | None]]
+            if in_place is not None:
+                header, oldest = in_place
+                headers = [(header._replace(base_offset=end, leader_epoch=epoch), None)]
+
+                def write(writer: _native.SegmentWriter, now: int) -> bool:
+                    return writer.append_placed(raw, end, epoch, oldest, now)
+
+            else:
+                data, headers = validation.place(batches, end, epoch, append_time)
+
+                def write(writer: _native.SegmentWriter, now: int) -> bool:
+                    return writer.append_raw(data, now)
+
             if self._abort_older_locked(headers, cast(Origin, origin)):
                 return place_locked(tried)  # again, after the marker
-            return self._append_raw_locked(data, headers, cast(Origin, origin), append_time, tried)
+            return self._append_raw_locked(
+                write, headers, cast(Origin, origin), append_time, tried, may_roll=wait
+            )
 
         try:
-            return self._append_raw(place_locked, fsync)
+            while True:
+                # A client that keeps its epoch (client version 0 or 1) could end its transaction
+                # between the check and the append.  The batch would then open a transaction after
+                # the marker, and nothing would end it.  So a batch is verified again if a marker
+                # was appended since.  Not under the lock: see the lock order.
+                markers = self._markers
+                for header in to_verify:
+                    cast(Callable[[int, int], None], self.transaction_check)(
+                        header.producer_id, header.producer_epoch
+                    )
+                with contextlib.suppress(_MarkerAppended):
+                    return self._append_raw(place_locked, fsync, wait=wait)
         except DiskFullError as error:
-            self._explain_full(error, len(raw))
+            self._explain_full(error, memoryview(raw).nbytes)
             raise
 
     def _append_copied(self, raw: bytes, fsync: bool) -> AppendedBatches:
@@ -326,10 +382,13 @@ class Appender:
             if first < end:
                 raise ConflictError(first, end, where=self.name)
             self._allow_gaps(headers, end)
+            self._markers += 1  # the copied batches may have markers
             self._leadership.note(
                 (header.leader_epoch, header.base_offset) for header, _ in headers
             )
-            return self._append_raw_locked(raw, headers, "follower", -1, tried)
+            return self._append_raw_locked(
+                lambda writer, now: writer.append_raw(raw, now), headers, "follower", -1, tried
+            )
 
         return self._append_raw(copy_locked, fsync)
 
@@ -371,7 +430,10 @@ class Appender:
             leader_epoch=self._leadership.epoch,
         )
         headers: list[tuple[BatchHeader, EndMarker | None]] = [(BatchHeader.parse(raw), marker)]
-        return self._append_raw_locked(raw, headers, "coordinator", -1, tried)
+        self._markers += 1  # also if the write fails: then a batch is verified once more
+        return self._append_raw_locked(
+            lambda writer, now: writer.append_raw(raw, now), headers, "coordinator", -1, tried
+        )
 
     def _abort_older_locked(
         self, headers: Sequence[tuple[BatchHeader, EndMarker | None]], origin: Origin
@@ -395,9 +457,11 @@ class Appender:
         return True
 
     def _append_raw(
-        self, act: Callable[[list[range]], AppendedBatches], fsync: bool
+        self, act: Callable[[list[range]], AppendedBatches], fsync: bool, *, wait: bool = True
     ) -> AppendedBatches:
         """Call `act` under the lock, then wait for the sync.
+
+        With ``wait=False``, raise BlockingIOError if another thread has the lock.
 
         `act` appends the offsets that it is about to write to the list.  From them an interrupt
         knows whether the batches are written.
@@ -405,7 +469,7 @@ class Appender:
         tried: list[range] = []
         appended: AppendedBatches | None = None
         try:
-            with self._view.lock:
+            with self._view.lock if wait else self._view.lock_now():
                 try:
                     appended = act(tried)
                 except KeyboardInterrupt as interrupt:
@@ -430,13 +494,18 @@ class Appender:
 
     def _append_raw_locked(
         self,
-        data: bytes,
+        write: Callable[[_native.SegmentWriter, int], bool],
         headers: list[tuple[BatchHeader, EndMarker | None]],
         origin: Origin,
         append_time: int,
         tried: list[range],
+        *,
+        may_roll: bool = True,
     ) -> AppendedBatches:
-        """Write batches that have their offsets, unless the producer state refuses them."""
+        """Write batches that have their offsets, unless the producer state refuses them.
+
+        ``write(writer, now)`` returns False if the segment has to be rolled first.
+        """
         admission = self._view.producers.admit(headers, origin)
         if admission.duplicate is not None:
             span = admission.duplicate
@@ -448,11 +517,14 @@ class Appender:
         try:
             self._view.producers.begin(admission, offsets.stop)
             tried.append(offsets)
-            if not writer.append_raw(data, now):
+            if not write(writer, now):
+                if not may_roll:
+                    raise BlockingIOError(f"{self.name}: the segment has to be rolled")
                 active.roll_before(offsets.start)
                 writer = cast(_native.SegmentWriter, active.writer)
-                if not writer.append_raw(data, now):
-                    raise InvalidRecordError(f"{len(data)} bytes do not fit a segment")
+                if not write(writer, now):
+                    size = sum(header.size_bytes for header, _ in headers)
+                    raise InvalidRecordError(f"{size} bytes do not fit a segment")
         except IndeterminateAppendError as error:
             active.fail(error)
             raise

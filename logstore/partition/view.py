@@ -20,7 +20,7 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from logstore.clock import Clock, GuardedClock
 from logstore.config import INT64_MAX, PartitionConfig
@@ -123,6 +123,17 @@ class LogView:
         self.lock = threading.RLock()
         self._following = threading.Lock()
         self._appended = Notice()
+
+    @contextlib.contextmanager
+    def lock_now(self) -> Iterator[None]:
+        """Hold the lock; raise BlockingIOError if another thread has it."""
+        lock = self.lock  # this one, even if a fork replaces it
+        if not lock.acquire(blocking=False):
+            raise BlockingIOError(f"another thread uses {self.name}")
+        try:
+            yield
+        finally:
+            lock.release()
 
     # ---- keeping up ----
 

@@ -48,6 +48,18 @@ static int64_t posix_pwrite(const ls_io *io, int fd, const void *data, size_t si
     return n < 0 ? -errno : n;
 }
 
+static int64_t posix_pwritev(const ls_io *io, int fd, const void *head, size_t head_size,
+                             const void *rest, size_t rest_size, int64_t position)
+{
+    (void)io;
+    struct iovec parts[2] = {
+        {.iov_base = (void *)(uintptr_t)head, .iov_len = head_size},
+        {.iov_base = (void *)(uintptr_t)rest, .iov_len = rest_size},
+    };
+    ssize_t n = pwritev(fd, parts, 2, (off_t)position);
+    return n < 0 ? -errno : n;
+}
+
 static int posix_datasync(const ls_io *io, int fd)
 {
     (void)io;
@@ -276,6 +288,7 @@ const ls_io ls_io_posix = {
     .pread = posix_pread,
     .pread_cached = posix_pread_cached,
     .pwrite = posix_pwrite,
+    .pwritev = posix_pwritev,
     .datasync = posix_datasync,
     .sync = posix_sync,
     .truncate = posix_truncate,
@@ -328,6 +341,14 @@ static int64_t process_pwrite(const ls_io *io, int fd, const void *data, size_t 
     (void)io;
     const ls_io *to = backend();
     return to->pwrite(to, fd, data, size, position);
+}
+
+static int64_t process_pwritev(const ls_io *io, int fd, const void *head, size_t head_size,
+                               const void *rest, size_t rest_size, int64_t position)
+{
+    (void)io;
+    const ls_io *to = backend();
+    return to->pwritev(to, fd, head, head_size, rest, rest_size, position);
 }
 
 static int process_datasync(const ls_io *io, int fd)
@@ -440,6 +461,7 @@ const ls_io ls_io_process = {
     .pread = process_pread,
     .pread_cached = process_pread_cached,
     .pwrite = process_pwrite,
+    .pwritev = process_pwritev,
     .datasync = process_datasync,
     .sync = process_sync,
     .truncate = process_truncate,
@@ -497,4 +519,27 @@ ls_status ls_write_at(const ls_io *io, int fd, const void *data, size_t size, in
         done += (size_t)n;
     }
     return ls_ok();
+}
+
+ls_status ls_write_parts_at(const ls_io *io, int fd, const void *head, size_t head_size,
+                            const void *rest, size_t rest_size, int64_t position)
+{
+    int64_t n;
+    do {
+        n = io->pwritev(io, fd, head, head_size, rest, rest_size, position);
+    } while (n == -EINTR);
+    if (n <= 0) {
+        return ls_fail_os(n < 0 ? (int)-n : ENOSPC, position, "write failed");
+    }
+    size_t done = (size_t)n;
+    if (done < head_size) {
+        ls_status status = ls_write_at(io, fd, (const uint8_t *)head + done, head_size - done,
+                                       position + (int64_t)done);
+        if (status.code != LS_OK) {
+            return status;
+        }
+        done = head_size;
+    }
+    return ls_write_at(io, fd, (const uint8_t *)rest + (done - head_size),
+                       rest_size - (done - head_size), position + (int64_t)done);
 }

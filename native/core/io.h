@@ -34,6 +34,9 @@ struct ls_io {
      * fewer bytes if only the first of them are cached. */
     int64_t (*pread_cached)(const ls_io *io, int fd, void *data, size_t size, int64_t position);
     int64_t (*pwrite)(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
+    /* One write of `head` and, after it, `rest`. */
+    int64_t (*pwritev)(const ls_io *io, int fd, const void *head, size_t head_size,
+                       const void *rest, size_t rest_size, int64_t position);
     int (*datasync)(const ls_io *io, int fd);          /* data and what is needed to find it */
     int (*sync)(const ls_io *io, int fd);              /* also for directories */
     int (*truncate)(const ls_io *io, int fd, int64_t size);
@@ -69,5 +72,9 @@ ls_status ls_read_at(const ls_io *io, int fd, void *data, size_t size, int64_t p
 /* Writes all of it or fails; short counts and EINTR are handled.  After a failure bytes may have
  * reached the file: the caller must take them back before anything else is appended. */
 ls_status ls_write_at(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
+
+/* The same for two parts, one after the other: one call unless it is cut short. */
+ls_status ls_write_parts_at(const ls_io *io, int fd, const void *head, size_t head_size,
+                            const void *rest, size_t rest_size, int64_t position);
 
 #endif

@@ -302,6 +302,22 @@ static int64_t record_pwrite(const ls_io *io, int fd, const void *data, size_t s
     return run(&asked);
 }
 
+/* Recorded, and spoiled, as one pwrite of the whole range: a crash state or a fault cannot tell the
+ * two calls apart. */
+static int64_t record_pwritev(const ls_io *io, int fd, const void *head, size_t head_size,
+                              const void *rest, size_t rest_size, int64_t position)
+{
+    uint8_t *whole = malloc(head_size + rest_size);
+    if (whole == NULL) {
+        return -ENOMEM;
+    }
+    memcpy(whole, head, head_size);
+    memcpy(whole + head_size, rest, rest_size);
+    int64_t result = record_pwrite(io, fd, whole, head_size + rest_size, position);
+    free(whole);
+    return result;
+}
+
 static int record_datasync(const ls_io *io, int fd)
 {
     (void)io;
@@ -414,6 +430,7 @@ static const ls_io recording = {
     .pread = record_pread,
     .pread_cached = record_pread,      /* the same call: a recorded read may wait for the device */
     .pwrite = record_pwrite,
+    .pwritev = record_pwritev,
     .datasync = record_datasync,
     .sync = record_sync,
     .truncate = record_truncate,

@@ -8,9 +8,9 @@
 #include "crc32c.h"
 #include "memory.h"
 
-ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position)
+/* Cuts a file back to `position` if the write there failed. */
+static ls_status undo_failed(const ls_io *io, int fd, int64_t position, ls_status status)
 {
-    ls_status status = ls_write_at(io, fd, data, size, position);
     if (status.code != LS_OK) {
         int cut;
         do {
@@ -21,6 +21,18 @@ ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int6
         }
     }
     return status;
+}
+
+ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position)
+{
+    return undo_failed(io, fd, position, ls_write_at(io, fd, data, size, position));
+}
+
+ls_status ls_append_parts(const ls_io *io, int fd, const void *head, size_t head_size,
+                          const void *rest, size_t rest_size, int64_t position)
+{
+    return undo_failed(io, fd, position,
+                       ls_write_parts_at(io, fd, head, head_size, rest, rest_size, position));
 }
 
 /* ---- window ---- */

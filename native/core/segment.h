@@ -21,6 +21,10 @@
  * the code is LS_E_UNDONE and the file must not be appended to any more. */
 ls_status ls_append(const ls_io *io, int fd, const void *data, size_t size, int64_t position);
 
+/* The same for two parts, one after the other, with one call. */
+ls_status ls_append_parts(const ls_io *io, int fd, const void *head, size_t head_size,
+                          const void *rest, size_t rest_size, int64_t position);
+
 /* A reused buffer over a stretch of a file. */
 typedef struct {
     const ls_io *io;

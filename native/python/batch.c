@@ -7,6 +7,41 @@
 #include "batch_keep.h"
 #include "codec_call.h"
 
+/* What a walk over the records of a batch from outside finds. */
+typedef struct {
+    ls_code code;                      /* LS_END: every length fits */
+    bool ordered;                      /* offsets run from the base offset without a gap */
+    bool timed;                        /* no timestamp is below -1 */
+    int64_t least;                     /* timestamps of -1 (none) do not count; -1 without any */
+    int64_t greatest;
+    int64_t oldest;                    /* the least timestamp; -1 does count */
+    int64_t keyless;
+} record_walk;
+
+/* Needs no GIL. */
+static void walk_records(ls_records *records, record_walk *walk)
+{
+    *walk = (record_walk){
+        .ordered = true, .timed = true, .least = INT64_MAX, .greatest = -1, .oldest = INT64_MAX,
+    };
+    int64_t expected = records->base_offset;
+    records->log_append_time = false;  /* the records' own times */
+    ls_record record;
+    while ((walk->code = ls_records_step(records, &record)) == LS_OK) {
+        walk->ordered = walk->ordered && record.offset == expected++;
+        walk->timed = walk->timed && record.timestamp >= -1;
+        walk->keyless += record.key_size < 0;
+        walk->oldest = record.timestamp < walk->oldest ? record.timestamp : walk->oldest;
+        if (record.timestamp != -1) {
+            walk->least = record.timestamp < walk->least ? record.timestamp : walk->least;
+            walk->greatest = record.timestamp > walk->greatest ? record.timestamp : walk->greatest;
+        }
+    }
+    if (walk->greatest < 0) {
+        walk->least = -1;
+    }
+}
+
 /* check_records(batch, payload) -> (least timestamp, greatest timestamp, records without a key)
  *
  * Walks the records of a batch that came from outside: `batch` is its bytes, `payload` what follows
@@ -35,39 +70,71 @@ static PyObject *native_check_records(PyObject *self, PyObject *args)
                      (long long)(batch.last_offset - batch.base_offset + 1));
         goto done;
     }
-    int64_t least = INT64_MAX, greatest = -1, keyless = 0, expected = batch.base_offset;
-    bool ordered = true, timed = true;
+    record_walk walk;
     ls_records records;
-    ls_code code;
     ls_records_open(&records, &batch, payload.buf, (size_t)payload.len);
-    records.log_append_time = false;   /* the records' own times */
     Py_BEGIN_ALLOW_THREADS             /* both buffers are held */
-    ls_record record;
-    while ((code = ls_records_next(&records, &record)) == LS_OK) {
-        ordered = ordered && record.offset == expected++;
-        timed = timed && record.timestamp >= -1;
-        keyless += record.key_size < 0;
-        if (record.timestamp != -1) {
-            least = record.timestamp < least ? record.timestamp : least;
-            greatest = record.timestamp > greatest ? record.timestamp : greatest;
-        }
-    }
+    walk_records(&records, &walk);
     Py_END_ALLOW_THREADS
-    if (code != LS_END) {
+    if (walk.code != LS_END) {
         PyErr_SetString(module->invalid_record_error, records.reason);
-    } else if (!ordered) {
+    } else if (!walk.ordered) {
         PyErr_SetString(module->invalid_record_error,
                         "the records' offsets do not run from 0 without a gap");
-    } else if (!timed) {
+    } else if (!walk.timed) {
         PyErr_SetString(module->invalid_record_error, "a record has a time before 1970");
     } else {
-        result = Py_BuildValue("(LLL)", (long long)(greatest < 0 ? -1 : least),
-                               (long long)greatest, (long long)keyless);
+        result = Py_BuildValue("(LLL)", (long long)walk.least, (long long)walk.greatest,
+                               (long long)walk.keyless);
     }
 done:
     PyBuffer_Release(&raw);
     PyBuffer_Release(&payload);
     return result;
+}
+
+/* Whether `data` is one uncompressed batch with a right checksum and right records.  Needs no GIL. */
+static bool check_whole(const uint8_t *data, size_t size, record_walk *walk)
+{
+    ls_batch batch;
+    if (size < LS_BATCH_HEADER_BYTES || ls_batch_parse(data, size, &batch).code != LS_OK ||
+        batch.size != (int64_t)size || ls_batch_codec(&batch) != LS_CODEC_NONE ||
+        (int64_t)batch.record_count != batch.last_offset - batch.base_offset + 1 ||
+        !ls_batch_verify(data, &batch)) {
+        return false;
+    }
+    ls_records records;
+    ls_records_open(&records, &batch, data + LS_BATCH_HEADER_BYTES, size - LS_BATCH_HEADER_BYTES);
+    walk_records(&records, walk);
+    return walk->code == LS_END && walk->ordered && walk->timed;
+}
+
+/* check_batch(batch) -> (least timestamp, greatest timestamp, records without a key, oldest) or None
+ *
+ * Checks one uncompressed batch in place: header, checksum, and what check_records checks.  `oldest`
+ * is the least timestamp if those of -1 (none) count.  None: it is not such a batch, or it is wrong;
+ * the caller finds the reason. */
+static PyObject *native_check_batch(PyObject *Py_UNUSED(self), PyObject *arg)
+{
+    Py_buffer raw;
+    if (PyObject_GetBuffer(arg, &raw, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    record_walk walk = {0};
+    bool right;
+    if (raw.len <= LS_GIL_BYTES) {
+        right = check_whole(raw.buf, (size_t)raw.len, &walk);
+    } else {
+        Py_BEGIN_ALLOW_THREADS         /* the buffer is held */
+        right = check_whole(raw.buf, (size_t)raw.len, &walk);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&raw);
+    if (!right) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(LLLL)", (long long)walk.least, (long long)walk.greatest,
+                         (long long)walk.keyless, (long long)walk.oldest);
 }
 
 static void cannot_cut(ls_module *module, ls_status status)
@@ -219,6 +286,9 @@ done:
 PyMethodDef ls_batch_functions[] = {
     {"check_records", native_check_records, METH_VARARGS,
      PyDoc_STR("check_records(batch, payload) -> (least time, greatest time, records without key)")},
+    {"check_batch", native_check_batch, METH_O,
+     PyDoc_STR("check_batch(batch) -> (least time, greatest time, records without key, oldest time) "
+               "of one uncompressed batch that is right; else None")},
     {"batch_below", native_batch_below, METH_VARARGS,
      PyDoc_STR("batch_below(batch, end_offset, decompress, compress, payload_max) -> bytes: the "
                "batch without its records at and above end_offset")},

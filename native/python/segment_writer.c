@@ -292,6 +292,72 @@ static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *
     Py_RETURN_TRUE;
 }
 
+/* append_placed(batch, base_offset, leader_epoch, oldest, now_ms) -> as append_raw.  One batch that the
+ * caller has checked, from any buffer, which is not changed: base offset and leader epoch are written
+ * in front of its other bytes.  The checksum covers neither.  `oldest` is its least timestamp. */
+static PyObject *segment_writer_append_placed(SegmentWriterObject *self, PyObject *args)
+{
+    enum { PLACE_BYTES = LS_AT_MAGIC };
+    Py_buffer raw;
+    long long base_offset, oldest, now_ms;
+    int leader_epoch;
+    if (!PyArg_ParseTuple(args, "y*LiLL:append_placed", &raw, &base_offset, &leader_epoch, &oldest,
+                          &now_ms)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    uint8_t header[LS_BATCH_HEADER_BYTES];
+    ls_batch batch;
+    if (raw.len >= LS_BATCH_HEADER_BYTES) {
+        memcpy(header, raw.buf, sizeof header);
+        ls_store_i64(header, base_offset);
+        ls_store_i32(header + LS_AT_LEADER_EPOCH, leader_epoch);
+    }
+    if (raw.len < LS_BATCH_HEADER_BYTES ||
+        ls_batch_parse(header, sizeof header, &batch).code != LS_OK || batch.size != raw.len ||
+        base_offset < self->next_offset) {
+        PyErr_Format(PyExc_ValueError, "no batch for an offset at or above %lld",
+                     (long long)self->next_offset);
+        goto done;
+    }
+    if (should_roll(self, batch.size, batch.max_timestamp, batch.last_offset, now_ms)) {
+        result = Py_NewRef(Py_False);
+        goto done;
+    }
+    if (!ls_file_pin(self->file)) {
+        goto done;
+    }
+    int64_t position = atomic_load_explicit(&self->file->end, memory_order_relaxed);
+    const uint8_t *rest = (const uint8_t *)raw.buf + PLACE_BYTES;
+    size_t rest_size = (size_t)raw.len - PLACE_BYTES;
+    ls_status status;
+    if (raw.len <= LS_GIL_BYTES) {
+        status = ls_append_parts(self->file->io, self->file->fd, header, PLACE_BYTES, rest,
+                                 rest_size, position);
+    } else {
+        Py_BEGIN_ALLOW_THREADS         /* pinned; the buffer is held; the caller's lock is held */
+        status = ls_append_parts(self->file->io, self->file->fd, header, PLACE_BYTES, rest,
+                                 rest_size, position);
+        Py_END_ALLOW_THREADS
+    }
+    ls_file_unpin(self->file);
+    if (status.code != LS_OK) {
+        raise_failed_write(self, status, batch.last_offset + 1);
+        goto done;
+    }
+    atomic_store_explicit(&self->file->end, position + batch.size, memory_order_release);
+    self->next_offset = batch.last_offset + 1;
+    self->min_timestamp = oldest < self->min_timestamp ? oldest : self->min_timestamp;
+    if (position == 0) {
+        self->first_timestamp = batch.max_timestamp;
+    }
+    (void)ls_index_track(&self->index, &batch, position);  /* without memory the index is sparser */
+    result = Py_NewRef(Py_True);
+done:
+    PyBuffer_Release(&raw);
+    return result;
+}
+
 /* finish(): the final time entry, before the segment is sealed or closed. */
 static PyObject *segment_writer_finish(SegmentWriterObject *self, PyObject *Py_UNUSED(unused))
 {
@@ -353,6 +419,9 @@ static PyMethodDef segment_writer_methods[] = {
      PyDoc_STR("append(builder, leader_epoch, append_time, now_ms) -> first offset or -1")},
     {"append_raw", (PyCFunction)segment_writer_append_raw, METH_VARARGS,
      PyDoc_STR("append_raw(batches, now_ms) -> whether it fitted")},
+    {"append_placed", (PyCFunction)segment_writer_append_placed, METH_VARARGS,
+     PyDoc_STR("append_placed(batch, base_offset, leader_epoch, oldest, now_ms) -> whether it "
+               "fitted")},
     {"finish", (PyCFunction)segment_writer_finish, METH_NOARGS, PyDoc_STR("final time entry")},
     {"offset_entries", (PyCFunction)segment_writer_offsets, METH_VARARGS,
      PyDoc_STR("offset_entries(from_byte=0) -> bytes")},

@@ -120,6 +120,18 @@ static inline int64_t memory_pwrite(const ls_io *io, int fd, const void *data, s
     return (int64_t)part;
 }
 
+static inline int64_t memory_pwritev(const ls_io *io, int fd, const void *head, size_t head_size,
+                                     const void *rest, size_t rest_size, int64_t position)
+{
+    uint8_t *whole = malloc(head_size + rest_size);
+    CHECK(whole != NULL);
+    memcpy(whole, head, head_size);
+    memcpy(whole + head_size, rest, rest_size);
+    int64_t result = memory_pwrite(io, fd, whole, head_size + rest_size, position);
+    free(whole);
+    return result;
+}
+
 static inline int memory_sync(const ls_io *io, int fd)
 {
     (void)fd;
@@ -150,6 +162,7 @@ static inline void memory_open(memory_file *file, const void *data, size_t size)
         .pread = memory_pread,
         .pread_cached = memory_pread,
         .pwrite = memory_pwrite,
+        .pwritev = memory_pwritev,
         .datasync = memory_sync,
         .sync = memory_sync,
         .truncate = memory_truncate,

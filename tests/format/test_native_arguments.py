@@ -209,3 +209,28 @@ def test_a_span_of_any_numbers(directory: int) -> None:
     file.close()
     with pytest.raises(ValueError, match="closed"):
         span(file, None, 0, 3, 5, 100, True)
+
+
+def test_a_batch_that_is_checked_and_placed_from_any_buffer(directory: int) -> None:
+    raw = batches(1)
+    assert _native.check_batch(memoryview(raw)) == (1, 1, 0, 1)
+    for wrong in (b"", raw[:60], raw[:-1], raw + b"x", batches(1, codec=1), bytes(len(raw))):
+        assert _native.check_batch(wrong) is None
+    with pytest.raises(TypeError):
+        _native.check_batch(None)  # type: ignore[arg-type]
+    file = file_of(directory, b"")
+    writer = _native.SegmentWriter(
+        file, base_offset=0, next_offset=7, interval_bytes=0, segment_bytes=len(raw) + 1,
+        segment_ms=1 << 60, index_bytes=1000, created_ms=0, offsets=b"", times=b"",
+        first_timestamp=-1, max_timestamp=-1, max_timestamp_offset=-1, last_indexed_position=0,
+        min_timestamp=(1 << 63) - 1,
+    )  # fmt: skip
+    for wrong, offset in ((raw, 6), (raw[:-1], 7), (b"", 7), (raw, -1), (bytes(100), 7)):
+        with pytest.raises(ValueError, match="no batch"):
+            writer.append_placed(wrong, offset, 0, 0, 0)
+    assert writer.append_placed(bytearray(raw), 9, 4, 1, 0)
+    assert (writer.next_offset, file.end) == (10, len(raw))
+    placed = (9).to_bytes(8, "big") + raw[8:12] + (4).to_bytes(4, "big") + raw[16:]
+    assert file.pread(1 << 20, 0) == placed
+    assert not writer.append_placed(raw, 10, 4, 1, 0)
+    file.close()

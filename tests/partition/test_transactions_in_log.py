@@ -830,6 +830,8 @@ class Reluctant:
     def append_raw(self, *_: object) -> bool:
         return False
 
+    append_placed = append_raw
+
 
 # ---- other processes ----
 
@@ -1093,8 +1095,13 @@ def test_the_stable_offset_waits_before_a_transactions_bytes_are_there_and_until
     stable: list[tuple[str, int, int]] = []
 
     class Watched(Reluctant):
-        def append_raw(self, data: bytes, now: int) -> bool:
-            done = bool(self._writer.append_raw(data, now))
+        def append_raw(self, *arguments: Any) -> bool:
+            done = bool(self._writer.append_raw(*arguments))
+            stable.append(("written", log.end_offset, log.last_stable_offset))
+            return done
+
+        def append_placed(self, *arguments: Any) -> bool:
+            done = bool(self._writer.append_placed(*arguments))
             stable.append(("written", log.end_offset, log.last_stable_offset))
             return done
 

@@ -9,6 +9,7 @@ from logstore.errors import LogStoreError
 from logstore.kafka.calls import Call
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code
 from logstore.partition.partition import Partition
+from logstore.partition.reader import TimedOffset
 
 __all__ = ["check_leader_epoch", "list_offsets", "offset_for_leader_epoch", "partition_of"]
 
@@ -43,7 +44,7 @@ def check_leader_epoch(partition: Partition, epoch: int) -> None:
 
 def list_offsets(call: Call) -> dict[str, Any]:
     """Answer with an offset for each partition and time."""
-    committed = call.body["isolation_level"] == 1
+    isolation = "read_committed" if call.body["isolation_level"] == 1 else "read_uncommitted"
     asked = Counter(
         (topic["name"], each["partition_index"])
         for topic in call.body["topics"]
@@ -65,34 +66,31 @@ def list_offsets(call: Call) -> dict[str, Any]:
                     call.wait()  # reads the log
                 partition = partition_of(call, topic["name"], each["partition_index"])
                 check_leader_epoch(partition, each["current_leader_epoch"])
-                row["offset"], row["timestamp"] = _offset(partition, when, committed)
-                if row["offset"] >= 0:
-                    row["leader_epoch"] = _epoch_at(partition, row["offset"])
+                found = _offset(partition, when, isolation)
+                if found is not None:
+                    row["offset"], row["timestamp"], row["leader_epoch"] = found
             except (KafkaError, LogStoreError, OSError, IndexError) as error:
                 row["error_code"] = error_code(error)
         topics.append({"name": topic["name"], "partitions": rows})
     return {"topics": topics}
 
 
-def _offset(partition: Partition, when: int, committed: bool) -> tuple[int, int]:
-    """Return (offset, timestamp); -1 for what there is not."""
-    end = partition.last_stable_offset if committed else partition.end_offset
-    if when == LATEST:
-        return end, -1
-    if when in (EARLIEST, EARLIEST_LOCAL):
-        return partition.start_offset, -1
-    if when in (LATEST_TIERED, EARLIEST_PENDING):
-        return -1, -1  # nothing is tiered
+def _offset(partition: Partition, when: int, isolation: str) -> TimedOffset | None:
+    """Return the offset for a time or a special time; None if there is none."""
+    reader = partition.parts.reader
+    if when >= 0:
+        return reader.find_time(when, isolation=isolation)
     if when == MAX_TIMESTAMP:
-        when = max((segment.max_timestamp for segment in partition.segments), default=-1)
-        if when < 0:
-            return -1, -1
-    offset = partition.offset_for_time(when)
-    if offset >= end:
-        return -1, -1
-    for record in partition.scan(offset, end):
-        return record.offset, record.timestamp
-    return -1, -1
+        return reader.latest_time(isolation=isolation)
+    if when in (LATEST_TIERED, EARLIEST_PENDING):
+        return None  # nothing is tiered
+    if when in (EARLIEST, EARLIEST_LOCAL):
+        offset = partition.start_offset
+    elif isolation == "read_committed":
+        offset = partition.last_stable_offset
+    else:
+        offset = partition.end_offset
+    return TimedOffset(offset, -1, _epoch_at(partition, offset))
 
 
 def _epoch_at(partition: Partition, offset: int) -> int:

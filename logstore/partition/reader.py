@@ -13,7 +13,7 @@ import collections
 import datetime
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logstore.config import INT64_MAX, ConfigError
 from logstore.errors import CorruptLogError, OffsetOutOfRangeError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logstore.partition.active_log import ActiveLog
     from logstore.partition.view import Cut, LogView
 
-__all__ = ["Reader", "check_int", "milliseconds"]
+__all__ = ["Reader", "TimedOffset", "check_int", "milliseconds"]
 
 
 def check_int(what: str, number: object) -> None:
@@ -55,6 +55,14 @@ def is_committed(isolation: str) -> bool:
             f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
         )
     return isolation == "read_committed"
+
+
+class TimedOffset(NamedTuple):
+    """A record that was found by its time."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int  # -1 if the log has none for this offset
 
 
 class Reader:
@@ -309,6 +317,34 @@ class Reader:
             if found is not None and found < end:
                 return found
         return end
+
+    def find_time(self, when: int, *, isolation: str = "read_uncommitted") -> TimedOffset | None:
+        """Return the first record at or after `when`, in milliseconds; None if there is none.
+
+        With "read_committed", None if that record is not below the last stable offset.
+        """
+        end = self.last_stable_offset if is_committed(isolation) else self.end_offset
+        while True:
+            generation = self._view.generation
+            try:
+                offset = self._offset_for_time(when)
+                if offset >= end:
+                    return None
+                record = self._view.segment_for(offset).get(offset)
+            except (CorruptLogError, FileNotFoundError):
+                if not self._view.moved_since(generation):
+                    raise
+                continue
+            if record is not None:
+                epoch = self._active.leader_epochs.epoch_for(offset)
+                return TimedOffset(offset, record.timestamp, -1 if epoch is None else epoch)
+            if not self._view.moved_since(generation):
+                return None
+
+    def latest_time(self, *, isolation: str = "read_uncommitted") -> TimedOffset | None:
+        """Return the first record with the greatest timestamp; None if no record has a time."""
+        newest = max((segment.max_timestamp for segment in self.segments), default=-1)
+        return None if newest < 0 else self.find_time(newest, isolation=isolation)
 
     def read_batches(
         self, offset: int, max_bytes: int = 1 << 20, *, isolation: str = "read_uncommitted"

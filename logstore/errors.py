@@ -322,10 +322,16 @@ class RebalanceError(LogStoreError, RuntimeError):
 
 
 class LockedError(LogStoreError, OSError):
-    """Another handle has the lock: ``.path`` is the lock file, ``.pid`` its holder if known."""
+    """Another handle has the lock: ``.path`` is the lock file, ``.pid`` its holder if known.
 
-    def __init__(self, path: str | os.PathLike[str], *, pid: int | None, holder: str = "") -> None:
-        if pid == os.getpid():
+    If a KafkaServer serves the store already, ``.path`` is the store's.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, pid: int | None, holder: str = "",
+                 served: str = "") -> None:  # fmt: skip
+        if served:
+            what = f"already served on {served}: use that server, or close it first"
+        elif pid == os.getpid():
             what = "already open for writing in this process: use that handle, or close it first"
         else:
             who = f"process {pid}" if pid else "another process or a running Kafka broker"

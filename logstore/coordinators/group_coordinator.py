@@ -392,6 +392,10 @@ class GroupCoordinator(Closeable):
             room.expelled[member_id] = reason
         self.leave(group_id, member_id=member_id, reason=reason)
 
+    def rebalance(self, group_id: str, reason: str) -> None:
+        """Have all members of a group join again."""
+        self._act(group_id, lambda machine, now: machine.rebalance(now, reason))
+
     def why_out(self, group_id: str, member_id: str) -> str:
         """Return why `expel` removed a member; "" if it did not."""
         return self._room(group_id).expelled.get(member_id, "")

@@ -540,6 +540,12 @@ class GroupMachine:
                 self._prepare(now_ms, f"{names} did not ask for an assignment in time")
         return self._take()
 
+    def rebalance(self, now_ms: int, reason: str) -> list[Effect]:
+        """Have all members of a group join again.  Does nothing while they do."""
+        if self.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+            self._prepare(now_ms, reason)
+        return self._take()
+
     def kill(self, now_ms: int, reason: str) -> list[Effect]:
         """End the group: remove all members, answer their requests with an error."""
         for member in list(self.members.values()):

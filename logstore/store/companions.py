@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Companions"]
 
 C = TypeVar("C", bound=Closeable)
+K = TypeVar("K")
 
 
 class Companions:
@@ -27,6 +28,7 @@ class Companions:
         self._store = weakref.ref(store)
         self._access = access
         self._made: dict[Callable[[Store], Closeable], Closeable] = {}
+        self._attached: dict[type[Closeable], Closeable] = {}
 
     def of(self, kind: Callable[[Store], C]) -> C:
         """Return the store's single `kind`; make it with ``kind(store)`` if there is none."""
@@ -39,23 +41,46 @@ class Companions:
                 found = self._made[kind] = kind(store)
             return cast(C, found)
 
+    def attach(self, companion: C) -> C:
+        """Have the store close `companion`, before the objects that `of` makes.
+
+        Return `companion`, or the object of its class that is attached already.
+        """
+        with self._access.lock:
+            self._access.check_usable()
+            return cast(C, self._attached.setdefault(type(companion), companion))
+
+    def detach(self, companion: Closeable) -> None:
+        """Forget an attached object: it is closed.  Does nothing if it is not attached."""
+        if self._attached.get(type(companion)) is companion:
+            del self._attached[type(companion)]
+
     def close(self) -> list[BaseException]:
-        """Close all, the newest first; return the errors.
+        """Close all, the attached ones first, then the newest first; return the errors.
 
         The caller does not hold the lock of the store: a companion's thread may need the lock
         before it ends.  If an interrupt stops a companion's `close`, the companion stays listed
         and the next call closes it.
         """
         errors: list[BaseException] = []
+        while self._attached:
+            _close(next(reversed(self._attached.items())), self._attached, errors)
         while self._made:
-            kind, companion = next(reversed(self._made.items()))
-            try:
-                companion.close()
-            except Exception as error:  # noqa: BLE001  the store raises it, with the others
-                errors.append(error)
-            self._made.pop(kind, None)
+            _close(next(reversed(self._made.items())), self._made, errors)
         return errors
 
     def forget(self) -> None:
         """Drop all without closing them: after a fork they are the parent's."""
         self._made = {}
+        self._attached = {}
+
+
+def _close(
+    item: tuple[K, Closeable], listed: dict[K, Closeable], errors: list[BaseException]
+) -> None:
+    kind, companion = item
+    try:
+        companion.close()
+    except Exception as error:  # noqa: BLE001  the store raises it, with the others
+        errors.append(error)
+    listed.pop(kind, None)

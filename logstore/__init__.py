@@ -126,6 +126,8 @@ _PUBLIC = {
         "TransactionIndex",
     ),
     "format.validation": ("AppendedBatches",),
+    "kafka.config": ("KafkaConfig",),
+    "kafka.server": ("KafkaServer",),
     "log.epochs": (
         "EpochEnd",
         "LeaderEpochs",

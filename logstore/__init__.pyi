@@ -194,6 +194,8 @@ from logstore.interceptors import (
 from logstore.interceptors import (
     ProducerInterceptor as ProducerInterceptor,
 )
+from logstore.kafka.config import KafkaConfig as KafkaConfig
+from logstore.kafka.server import KafkaServer as KafkaServer
 from logstore.log.epochs import (
     EpochEnd as EpochEnd,
 )

@@ -20,8 +20,8 @@ class Call:
     """A request.  `may_wait`: whether the handler runs in a worker's thread."""
 
     __slots__ = (
-        *("body", "broker", "client_id", "connection", "correlation_id", "key", "may_wait"),
-        *("released", "slot", "version"),
+        *("body", "broker", "client_id", "connection", "correlation_id", "dropped", "key"),
+        *("may_wait", "released", "slot", "version"),
     )
 
     def __init__(
@@ -44,6 +44,7 @@ class Call:
         self.client_id = client_id
         self.body = body
         self.may_wait = False
+        self.dropped = False  # a fault: the connection is closed instead of the answer
         self.released = False  # the next request of the connection may begin
 
     def wait(self) -> None:

@@ -31,17 +31,30 @@ GROWTH_BYTES = 1 << 20  # a buffer starts with at most this, and doubles
 PIPELINE_MAX = 6
 PRODUCE = 0
 WRITE_BUFFER_BYTES = 1 << 20
+SEND_SECONDS = 60.0  # a peer that takes no byte for this long is closed
+# Protocols by the first bytes that their clients send.
+FOREIGN = {
+    **dict.fromkeys((b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"CONN"), "HTTP"),
+    b"SSH-": "SSH",
+}
 
 _SIZE = struct.Struct(">i")
 _KEY = struct.Struct(">h")
 
 
+def _foreign(start: bytes) -> str:
+    """Return the protocol of a frame that is no frame, for the log."""
+    name = "TLS" if start[:2] == b"\x16\x03" else FOREIGN.get(start, "")
+    return f" (the client sends {name})" if name else ""
+
+
 class Slot:
     """The place of one answer among those of its connection."""
 
-    __slots__ = ("cancel", "pieces")
+    __slots__ = ("cancel", "pieces", "resting")
 
     def __init__(self) -> None:
+        self.resting = False  # a request that the end of the connection does not harm
         self.pieces: Pieces | None = None
         self.cancel: Callable[[], object] | None = None  # called when the connection is lost
 
@@ -100,10 +113,13 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = False  # the peer does not read
         self._loading = False  # a chunk is being read from the disk
         self._reason = "peer"
+        self._finishing = False  # no further request begins
         self.closed = False
+        self.received = self.sent = 0  # bytes
         self.used_at = now()
         self._frame_began: float | None = None
         self._blocked_since: float | None = None
+        self._closing_since: float | None = None
 
     def __repr__(self) -> str:
         return f"<Connection of {self.peer[0]}:{self.peer[1]} client {self.client_id!r}>"
@@ -136,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
+        self.received += nbytes
         if not self._busy:
             self._work()
         if self._filled == len(self._buffer):
@@ -167,6 +184,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_next(self) -> bool:
         """Begin the next request; False if it is not whole or has to wait."""
+        if self._finishing:
+            return False
         have = self._filled - self._start
         if have < SIZE_BYTES + _KEY.size:
             self._make_space(SIZE_BYTES + _KEY.size)
@@ -178,7 +197,8 @@ class Connection(asyncio.BufferedProtocol):
         if key != PRODUCE:
             limit = min(limit, limits.logstore_control_request_max_bytes)
         if not HEADER_BYTES_MIN <= size <= limit:
-            self.close("size", f"a frame of {size} bytes; the limit is {limit}")
+            start = bytes(self._buffer[self._start : self._start + SIZE_BYTES])
+            self.close("size", f"a frame of {size} bytes; the limit is {limit}{_foreign(start)}")
             return False
         whole = SIZE_BYTES + size
         if have < whole:
@@ -264,6 +284,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _resume(self) -> None:
+        if self._finishing:
+            return
         if self._paused and self._transport is not None and not self.closed:
             if self._filled == len(self._buffer):
                 self._make_space(self._filled - self._start + 1)
@@ -301,6 +323,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._outgoing = None
                 continue
             assert self._transport is not None
+            self.sent += len(chunk)
             self._transport.write(chunk)
 
     def _loaded(self, error: BaseException | None) -> None:
@@ -320,6 +343,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._reason = reason
         self.detail = detail
+        self._finishing = True
+        self._closing_since = self._now()
         self._transport.close()
 
     detail = ""
@@ -329,17 +354,41 @@ class Connection(asyncio.BufferedProtocol):
         """Whether no request is under way and all answers are sent."""
         return not (self._busy or self._slots or self._outgoing)
 
+    def finish(self) -> None:
+        """Begin no further request: the server drains."""
+        self._finishing = True
+        self._pause()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the server may close the connection: no client loses an answer by it.
+
+        A join or a sync that waits for other members is no reason to wait: its member stays.
+        """
+        if self._outgoing is not None:
+            return False
+        return all(slot.resting for slot in self._slots) if self._slots else not self._busy
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket; -1 if it is closed."""
+        found = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if found is None else int(found.fileno())
+
     def abort(self, reason: str) -> None:
         """Close the socket at once."""
         if not self.closed and self._transport is not None:
             self._reason = reason
+            self._finishing = True
             self._transport.abort()
 
     def check_time(self, now: float) -> None:
         """Close the connection if it is idle, or its peer too slow."""
         limits = self._owner.limits
-        if self._blocked_since is not None and now - self._blocked_since > 60:
+        if self._blocked_since is not None and now - self._blocked_since > SEND_SECONDS:
             self.abort("slow")
+        elif self._closing_since is not None:
+            if now - self._closing_since > SEND_SECONDS:
+                self.abort(self._reason)
         elif self._frame_began is not None and not self._wanting:
             if (now - self._frame_began) * 1000 > limits.logstore_request_read_timeout_ms:
                 self.close("slow", "a request was not whole in time")

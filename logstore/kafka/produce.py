@@ -12,7 +12,7 @@ import struct
 from typing import Any
 
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
-from logstore.errors import ConcurrentTransactionsError, UnknownTopicError
+from logstore.errors import ConcurrentTransactionsError, ReadOnlyError, UnknownTopicError
 from logstore.kafka.calls import Call, NotNowError, Pending
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
 from logstore.partition.partition import Partition
@@ -186,6 +186,8 @@ def _refuse(row: dict[str, Any], error: BaseException, version: int = 11) -> Non
     if isinstance(error, ConcurrentTransactionsError):
         # The client tries again, without asking for metadata first.
         code = ErrorCode.NOT_ENOUGH_REPLICAS
+    elif isinstance(error, ReadOnlyError):
+        code = ErrorCode.KAFKA_STORAGE_ERROR
     elif code is ErrorCode.INVALID_TXN_STATE and version >= 11:
         code = ErrorCode.TRANSACTION_ABORTABLE
     row.update(

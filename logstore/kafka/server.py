@@ -4,12 +4,17 @@
         print(server.bootstrap_servers)
 
 One daemon thread runs the event loop; it never waits for the disk.  Handlers that wait run in a few
-more threads.  The server may be closed from any thread, and is closed with its store.
+more threads.  The server may be closed from any thread.  The store closes its server before it
+closes anything else.  A store has one server at a time.
+
+After a fork, the server belongs to the parent; the child closes its copies of the sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import threading
@@ -18,11 +23,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from logstore.closeable import Closeable
-from logstore.errors import ClosedError
+from logstore.errors import ClosedError, LockedError
 from logstore.kafka.acceptor import Acceptor, Listener, bind
 from logstore.kafka.broker import Broker
 from logstore.kafka.config import KafkaConfig
 from logstore.kafka.connection import Connection
+from logstore.kafka.faults import Faults
+from logstore.kafka.metrics import metrics
 from logstore.store.store import Store
 from logstore.upkeep.maintenance import Maintenance
 from logstore.waking import Gate, uninterrupted
@@ -36,13 +43,17 @@ DRAIN_SECONDS = 10.0
 SEND_SECONDS = 1.0
 
 _servers: weakref.WeakSet[KafkaServer] = weakref.WeakSet()
+_abandoned: list[object] = []  # loops of the parent, in a child: they are never closed there
 
 
 class KafkaServer(Closeable):
     """Serves a store to Kafka's clients.
 
     `listen` is ``host:port`` or several of them; port 0 takes a free port.  `config` has the
-    settings of the listener, see KafkaConfig.  `maintain`: run Maintenance of the store meanwhile.
+    settings of the listener, see KafkaConfig.  `maintain`: run Maintenance of the store, too.
+
+    A readonly store is served as well: requests that write are answered with an error.  `faults`
+    has errors, delays and lost answers on demand, for tests of clients.
     """
 
     def __init__(
@@ -57,6 +68,7 @@ class KafkaServer(Closeable):
         self.config = KafkaConfig.of(config)
         self._listen = [listen] if isinstance(listen, str) else list(listen)
         self._maintain = maintain
+        self.faults = Faults()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._listeners: list[Listener] = []
@@ -66,6 +78,7 @@ class KafkaServer(Closeable):
         self._lock = threading.Lock()
         self._ended = Gate()
         self._closing = False
+        self._failure: BaseException | None = None  # of the thread, before it was ready
         self._maintenance: Maintenance | None = None
 
     # ---- life ----
@@ -73,35 +86,65 @@ class KafkaServer(Closeable):
     def start(self) -> Self:
         """Bind the addresses and accept connections.  Return when clients can connect.
 
-        Raise OSError with the address if it is taken.
+        Raise OSError with the address if it is taken, and LockedError with the address of the
+        store's server if the store has one.
         """
         with self._lock:
+            if self._closing:
+                raise ClosedError("the server is closed")
             if self._thread is not None:
                 return self
-            if self._closing or self.store.closed:
-                raise ClosedError("the server or its store is closed")
-            self._listeners = bind(self._listen, self.config.socket_listen_backlog_size)
-            self._addresses = {each.name: each.address for each in self._listeners}
-            if self._maintain:
-                self._maintenance = Maintenance(self.store)
-                self._maintenance.start()
-            ready = Gate()
-            self._thread = threading.Thread(
-                target=self._run, args=(ready,), name="logstore kafka", daemon=True
-            )
-            uninterrupted(self._thread.start)
-        ready.wait()
+            first = self.store.companions.attach(self)
+            if first is not self:
+                served = ", ".join(first._listen if not first._addresses else first._shown())
+                raise LockedError(self.store.path, pid=os.getpid(), served=served)
+            try:
+                self._start()
+            except BaseException:
+                if self._thread is not None and self._loop is not None:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                        self._loop.call_soon_threadsafe(self._loop.stop)
+                    self._thread = None
+                self._forget()
+                raise
         _servers.add(self)
         log.info("serving %s on %s", self.store.path, self.bootstrap_servers)
         return self
 
+    def _start(self) -> None:
+        self._listeners = bind(self._listen, self.config.socket_listen_backlog_size)
+        self._addresses = {each.name: each.address for each in self._listeners}
+        if self._maintain:
+            self._maintenance = Maintenance(self.store)
+            self._maintenance.start()
+        ready = Gate()
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(
+            target=self._run, args=(self._loop, ready), name="logstore kafka", daemon=True
+        )
+        uninterrupted(thread.start)
+        self._thread = thread
+        ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _forget(self) -> None:
+        """Release what `start` took: the server has ended, or did not begin."""
+        if self._maintenance is not None:
+            self._maintenance.stop()
+        for each in self._listeners:
+            each.socket.close()
+        self.faults.broker = None
+        self.store.companions.detach(self)
+        _servers.discard(self)
+
     def __enter__(self) -> Self:
         return self.start()
 
-    def _run(self, ready: Gate) -> None:
-        loop = self._loop = asyncio.new_event_loop()
+    def _run(self, loop: asyncio.AbstractEventLoop, ready: Gate) -> None:
         try:
-            broker = self._broker = Broker(self.store, self.config, loop)
+            broker = self._broker = Broker(self.store, self.config, loop, self.faults)
+            self.faults.broker = broker
             self._acceptor = Acceptor(
                 self._listeners,
                 loop,
@@ -110,9 +153,13 @@ class KafkaServer(Closeable):
             )
             broker.when_room = self._acceptor.start
             self._acceptor.start()
-            loop.call_later(SWEEP_SECONDS, self._sweep)
+            loop.call_later(SWEEP_SECONDS, self._sweep, loop.time() + SWEEP_SECONDS)
             loop.call_soon(ready.open)
             loop.run_forever()
+        except BaseException as error:
+            if ready.opened:
+                raise
+            self._failure = error
         finally:
             ready.open()
             loop.close()
@@ -126,31 +173,32 @@ class KafkaServer(Closeable):
             return True
         return self._broker.by_ip[peer] < self.config.max_connections_per_ip
 
-    def _sweep(self) -> None:
+    def _sweep(self, due: float) -> None:
         assert self._loop is not None
         assert self._broker is not None
+        now = self._loop.time()
+        self._broker.lag_seconds = max(0.0, now - due)
         self._broker.check_times()
-        self._loop.call_later(SWEEP_SECONDS, self._sweep)
+        self._loop.call_later(SWEEP_SECONDS, self._sweep, now + SWEEP_SECONDS)
 
     def close(self, timeout: float = DRAIN_SECONDS) -> None:
         """Stop accepting, finish the requests under way, and close the connections.
 
         Requests get `timeout` seconds.  Open transactions and members of groups stay: clients may
-        go on with them when the store is served again.  Closing twice is harmless.
+        go on with them when the store is served again.  A second call during the first closes the
+        connections at once; after it, it does nothing.
         """
         with self._lock:
-            self._closing = True
+            again, self._closing = self._closing, True
             loop, thread = self._loop, self._thread
         if thread is None or loop is None:
             return
-        if not self._ended.opened:
-            loop.call_soon_threadsafe(self._drain, loop.time() + timeout)
-            self._ended.wait()
-        if threading.current_thread() is not thread:
-            thread.join()
-        if self._maintenance is not None:
-            self._maintenance.stop()
-        _servers.discard(self)
+        step = self._abort if again else functools.partial(self._drain, loop.time() + timeout)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(step)
+        self._ended.wait()
+        thread.join()
+        self._forget()
 
     def abort(self) -> None:
         """Close all connections at once.  For a signal handler: it waits for nothing."""
@@ -173,10 +221,11 @@ class KafkaServer(Closeable):
             broker.draining = True
             broker.when_room = lambda: None
             self._acceptor.close()
+            for connection in broker.connections:
+                connection.finish()
             broker.waiting.end_all()
         now = self._loop.time()
-        busy = [each for each in broker.connections if not each.quiet]
-        if busy and now < deadline:
+        if now < deadline and not all(each.finished for each in broker.connections):
             self._loop.call_later(0.01, self._drain, deadline)
             return
         for connection in list(broker.connections):
@@ -221,13 +270,28 @@ class KafkaServer(Closeable):
     @property
     def bootstrap_servers(self) -> str:
         """The address as Kafka's clients take it, such as ``127.0.0.1:9092``."""
-        host, port = self.address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if not self._addresses:
+            raise ClosedError("the server is not started")
+        return self._shown()[0]
+
+    def _shown(self) -> list[str]:
+        return [
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            for host, port in self._addresses.values()
+        ]
 
     @property
     def connections(self) -> int:
         """How many clients are connected."""
         return 0 if self._broker is None else len(self._broker.connections)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counters since the start, by Prometheus' names.  From any thread.
+
+        Requests and errors by API, bytes, connections, clients by software, waiting fetches,
+        memory of requests, fsyncs.
+        """
+        return {} if self._broker is None else metrics(self._broker)
 
     def __repr__(self) -> str:
         state = "closed" if self._closing else "not started"
@@ -236,10 +300,25 @@ class KafkaServer(Closeable):
         return f"<KafkaServer of {str(self.store.path)!r} {state}>"
 
     def _abandon_in_child(self) -> None:
-        """After fork: the sockets are the parent's."""
+        """After a fork: the sockets are the parent's.
+
+        Nothing of the loop may be called or closed here: its selector is shared with the parent.
+        """
         for each in self._listeners:
             each.socket.close()
+        if self._broker is not None:
+            null = os.open(os.devnull, os.O_RDWR)
+            for connection in self._broker.connections:
+                # The socket object would close its number again when it is collected: the number
+                # stays valid, for a file that harms no other.
+                if connection.fileno() >= 0:
+                    os.dup2(null, connection.fileno(), inheritable=False)
+            os.close(null)
+        _abandoned.append((self._loop, self._broker))
+        self._lock = threading.Lock()
         self._closing = True
+        self._thread = self._loop = self._broker = None
+        self.faults.broker = None
 
 
 def _after_fork_in_child() -> None:

@@ -37,7 +37,8 @@ class Syncs:
         self._lock = threading.Lock()
         self._queues: dict[Partition, _Queue] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self.count = 0
+        self.count = 0  # fsyncs
+        self.appends = 0  # appends that they made durable
 
     def add(
         self,
@@ -75,7 +76,9 @@ class Syncs:
                 partition.parts.appender.make_durable(range(start, stop))
             except BaseException as raised:  # noqa: BLE001  passed on to the requests
                 error = raised
-            self.count += 1
+            with self._lock:
+                self.count += 1
+                self.appends += len(batch)
 
             def tell(
                 batch: list[tuple[range, Callable[[BaseException | None], object]]] = batch,

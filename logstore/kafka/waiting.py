@@ -48,6 +48,7 @@ class Waiting:
         self._listeners: dict[Partition, Callable[[], object]] = {}
         self._lock = threading.Lock()
         self._changed: set[Partition] = set()  # guarded by the lock
+        self._ended = False  # the server drains
 
     def __len__(self) -> int:
         return len({wait for waits in self._waits.values() for wait in waits})
@@ -69,7 +70,7 @@ class Waiting:
             if partition not in self._listeners:
                 self._listen(partition)
         wait._timer = self._loop.call_later(seconds, self._end, wait)
-        if ready():
+        if self._ended or ready():
             self._end(wait)
         return wait
 
@@ -79,7 +80,8 @@ class Waiting:
             self._remove(wait)
 
     def end_all(self) -> None:
-        """Have every fetch answered now."""
+        """Have every fetch answered now, those that follow included."""
+        self._ended = True
         for wait in [wait for waits in self._waits.values() for wait in waits]:
             self._end(wait)
         for partition in list(self._listeners):

@@ -52,6 +52,18 @@ class Workers:
     def __init__(self, threads: int, calls: LoopCalls) -> None:
         self._pool = ThreadPoolExecutor(threads, "logstore kafka io")
         self._calls = calls
+        self._threads = threads
+        self._under_way = 0  # changed by the loop's thread only
+
+    @property
+    def busy(self) -> int:
+        """How many threads work."""
+        return min(self._under_way, self._threads)
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait for a thread."""
+        return self._under_way - self.busy
 
     def submit(
         self, act: Callable[[], object], done: Callable[[object, BaseException | None], object]
@@ -63,8 +75,13 @@ class Workers:
                 result, error = act(), None
             except BaseException as raised:  # noqa: BLE001  passed on to `done`
                 result, error = None, raised
-            self._calls.put(lambda: done(result, error))
+            self._calls.put(lambda: ended(result, error))
 
+        def ended(result: object, error: BaseException | None) -> None:
+            self._under_way -= 1
+            done(result, error)
+
+        self._under_way += 1
         self._pool.submit(run)
 
     def close(self) -> None:

@@ -64,6 +64,7 @@ NAMES = {
     *("Assignor", "CommittedOffset", "GroupDescription", "GroupMember", "GroupMemberDescription"),
     *("GroupState", "Groups", "Lag", "OffsetReset", "RebalanceError", "TopicPartition"),
     *("AsyncConsumer", "ConsumedRecord", "Consumer", "ReceivedRecord", "Transition"),
+    *("KafkaConfig", "KafkaServer"),
 }
 
 SIGNATURES = [

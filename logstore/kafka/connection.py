@@ -188,6 +188,8 @@ class Connection(asyncio.BufferedProtocol):
             return False
         have = self._filled - self._start
         if have < SIZE_BYTES + _KEY.size:
+            if have and self._frame_began is None:
+                self._frame_began = self._now()
             self._make_space(SIZE_BYTES + _KEY.size)
             return False
         (size,) = _SIZE.unpack_from(self._buffer, self._start)

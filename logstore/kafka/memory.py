@@ -34,6 +34,7 @@ class Memory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.in_use_bytes = 0
+        self.peak_bytes = 0
         self._pools: dict[int, list[bytearray]] = {size: [] for size in _POOLED}
         self._waiting: deque[tuple[int, Callable[[bytearray], object]]] = deque()
 
@@ -76,5 +77,6 @@ class Memory:
 
     def _charge(self, size: int) -> bytearray:
         self.in_use_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         pool = self._pools.get(size)
         return pool.pop() if pool else bytearray(size)

@@ -32,6 +32,7 @@ def metrics(broker: Broker) -> dict[str, float]:
         "syncs_total": broker.syncs.count,
         "appends_synced_total": broker.syncs.appends,
         "memory_in_use_bytes": broker.memory.in_use_bytes,
+        "memory_peak_bytes": broker.memory.peak_bytes,
         "memory_waiting": broker.memory.waiting,
         "worker_busy": broker.workers.busy,
         "worker_queue": broker.workers.queued,

@@ -10,7 +10,8 @@
 ``interrupts``   ``explore_interrupts``: raises Ctrl-C at every place of an operation
 ``history``      a recorder of client operations, and a checker for the anomalies of Jepsen's
                  Kafka tests; ``operations`` is the format
-``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder; needs pytest
+``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder, a listener for
+                 Kafka's clients; needs pytest
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
 
 Import from here: ``from logstore.testing import Recorder, check, explore, StoreUnderTest``.
@@ -81,7 +82,10 @@ from logstore.testing.transactions import ModelBatch, ModelProducer, Transaction
 
 if TYPE_CHECKING:
     from logstore.testing.fixtures import (
+        KafkaServerUnderTest,
         StoreUnderTest,
+        kafka_options,
+        kafka_server,
         logstore_clock,
         logstore_history,
         logstore_options,
@@ -122,6 +126,7 @@ __all__ = [
     "Injected",
     "InterruptExploration",
     "InterruptViolation",
+    "KafkaServerUnderTest",
     "LogModel",
     "MalformedHistoryError",
     "Model",
@@ -155,6 +160,8 @@ __all__ = [
     "explore_recovery",
     "inject_io",
     "interrupt_at",
+    "kafka_options",
+    "kafka_server",
     "logstore_clock",
     "logstore_history",
     "logstore_options",
@@ -175,7 +182,7 @@ __all__ = [
 # These need pytest or hypothesis, so they are imported when they are first used.
 _LAZY: Final = {
     "fixtures": (
-        "StoreUnderTest",
+        *("KafkaServerUnderTest", "StoreUnderTest", "kafka_options", "kafka_server"),
         *("logstore_clock", "logstore_history", "logstore_options", "logstore_store"),
     ),
     "strategies": (

@@ -450,6 +450,8 @@ class GroupMachine:
             return COORDINATOR_NOT_AVAILABLE, []
         if not member_id and instance_id is not None:
             member_id = self.members.static.get(instance_id, "")
+        if instance_id is not None and self.members.static.get(instance_id, member_id) != member_id:
+            return FENCED_INSTANCE_ID, []
         if member_id in self.members.pending:
             self._forget_pending(member_id)
             self._try_complete_join(now_ms)
@@ -468,8 +470,8 @@ class GroupMachine:
     ) -> str:  # fmt: skip
         """Return "" if offsets may be committed, or an error.
 
-        A commit without member id and generation is not of a member; it is allowed if the group has
-        no members.
+        A commit without a generation is allowed if the group has no members.  One without a member
+        id, too, is not of a member.
 
         `held`: the member has held the partitions since `generation` or before.  It has claimed
         them in every join since, and a cooperative assignor gives a claimed partition to no other
@@ -479,8 +481,10 @@ class GroupMachine:
         """
         if self.state is GroupState.DEAD:
             return COORDINATOR_NOT_AVAILABLE
+        if generation < 0 and self.state is GroupState.EMPTY:
+            return ""
         if generation < 0 and not member_id and instance_id is None:
-            return "" if self.state is GroupState.EMPTY or transactional else UNKNOWN_MEMBER_ID
+            return "" if transactional else UNKNOWN_MEMBER_ID
         error = self._check(member_id, generation, instance_id)
         if not error and self.state is GroupState.COMPLETING_REBALANCE and not transactional:
             error = REBALANCE_IN_PROGRESS

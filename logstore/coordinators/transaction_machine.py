@@ -409,7 +409,7 @@ class TransactionMachine:
 def _is_last(known: TransactionMetadata, producer_id: int, epoch: int) -> bool:
     """Return whether this producer id and epoch are those before the current epoch."""
     before = known.previous_producer_id if known.previous_producer_id >= 0 else known.producer_id
-    return (before, known.last_epoch) == (producer_id, epoch)
+    return epoch >= 0 and (before, known.last_epoch) == (producer_id, epoch)
 
 
 def _markers_of(known: TransactionMetadata) -> Mark:

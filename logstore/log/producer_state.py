@@ -298,7 +298,8 @@ def _check_data(entry: ProducerEntry, header: BatchHeader, origin: Origin) -> No
     if entry.transaction_start >= 0 and not header.transactional and origin != "replay":
         raise InvalidRecordError(
             f"producer {entry.producer_id} has a transaction open since offset "
-            f"{entry.transaction_start}: end the transaction before an append without one"
+            f"{entry.transaction_start}: end the transaction before an append without one",
+            reason="transaction",
         )
 
 

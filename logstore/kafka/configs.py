@@ -43,7 +43,7 @@ def describe_configs(call: Call) -> dict[str, Any]:
             row["configs"] = [
                 _shown(call, setting)
                 for setting in _settings(call, each["resource_type"], each["resource_name"])
-                if wanted is None or setting["name"] in wanted
+                if not wanted or setting["name"] in wanted
             ]
         except EXPECTED as error:
             row |= {"error_code": error_code(error), "error_message": error_message(error)}
@@ -124,8 +124,9 @@ def incremental_alter_configs(call: Call) -> dict[str, Any]:
 
 def _operation(topic: Topic, asked: dict[str, Any]) -> dict[str, Any]:
     name, value, operation = asked["name"], asked["value"], asked["config_operation"]
+    field = {dotted(f.name): f for f in dataclasses.fields(topic.config)}.get(name)
     if operation == DELETE:
-        return {name: None}
+        return {} if field is None else {name: None}
     if value is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} has no value")
     if is_ignored(name, value):
@@ -134,7 +135,6 @@ def _operation(topic: Topic, asked: dict[str, Any]) -> dict[str, Any]:
         return {name: value}
     if operation not in (APPEND, SUBTRACT):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"no operation {operation}")
-    field = {dotted(f.name): f for f in dataclasses.fields(topic.config)}.get(name)
     if field is None or type_of(field) != LIST:
         raise ConfigError(f"{name} is not a list: nothing can be added to it or removed")
     words = [word for word in getattr(topic.config, field.name).split(",") if word]
@@ -150,13 +150,17 @@ def _alter(call: Call, changes: Any) -> list[dict[str, Any]]:
     responses = []
     for each in resources:
         kind, name = each["resource_type"], each["resource_name"]
-        row: dict[str, Any] = {"resource_type": kind, "resource_name": name}
+        row: dict[str, Any] = {
+            "resource_type": kind, "resource_name": name, "error_message": None,
+        }  # fmt: skip
         responses.append(row)
         try:
             if times[kind, name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the resource is named twice")
             if max(Counter(c["name"] for c in each["configs"]).values(), default=0) > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting is named twice")
+            if kind not in (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP):
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"no resource type {kind}")
             if kind != TOPIC:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, "settings of the node are fixed")
             topic = _topic(call, name)

@@ -143,7 +143,6 @@ class KafkaError(Exception):
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
         super().__init__(message or code.name)
         self.code = code
-        self.message = message
 
 
 # The most specific class first.  What depends on the API or its version is decided there.
@@ -200,7 +199,7 @@ def error_code(error: BaseException) -> ErrorCode:
 def error_message(error: BaseException) -> str | None:
     """Return the words for a client, without paths of this machine."""
     if isinstance(error, KafkaError):
-        return error.message
+        return str(error)
     if isinstance(error, OSError) and not isinstance(error, LogStoreError):
         return error.strerror  # str() would name the file
     if error_code(error) is ErrorCode.UNKNOWN_SERVER_ERROR:

@@ -139,6 +139,10 @@ class _Reading:
 
     def _read(self, topic: dict[str, Any], each: dict[str, Any], row: dict[str, Any]) -> None:
         partition = self._partition(topic, each["partition"])
+        row["aborted_transactions"] = None
+        body = self.call.body
+        if max(body["replica_id"], body["replica_state"]["replica_id"]) >= 0:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # no other node has a replica
         check_leader_epoch(partition, each["current_leader_epoch"])
         offset = each["fetch_offset"]
         start, end = partition.start_offset, partition.end_offset

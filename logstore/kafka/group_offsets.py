@@ -104,8 +104,6 @@ def offset_fetch(call: Call) -> dict[str, Any]:
 def _fetched(
     call: Call, group: str, asked: list[dict[str, Any]] | None
 ) -> tuple[list[dict[str, Any]], ErrorCode]:
-    if not group:
-        return [], ErrorCode.INVALID_GROUP_ID
     book = coordinator_of(call).book
     committed = book.committed(group)
     pending = book.pending(group) if call.body["require_stable"] else set()
@@ -157,16 +155,28 @@ def offset_delete(call: Call) -> dict[str, Any]:
         return {"error_code": ErrorCode.NON_EMPTY_GROUP}
     topics = []
     for topic in body["topics"]:
-        rows = []
-        numbers = [each["partition_index"] for each in topic["partitions"]]
+        known = call.broker.store.get(topic["name"])
+        declared = () if known is None else call.broker.declared_partitions(known)
+        rows: dict[int, ErrorCode] = {
+            each["partition_index"]: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for each in topic["partitions"]
+        }
+        there = [number for number in rows if number in declared]
         code = ErrorCode.NONE
         if topic["name"] in read:
             code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-        else:
+        elif there:
             try:
-                groups.delete_offsets(group, [(topic["name"], number) for number in numbers])
+                groups.delete_offsets(group, [(topic["name"], number) for number in there])
             except (RebalanceError, LogStoreError, OSError) as error:
                 code = group_error(error)
-        rows = [{"partition_index": number, "error_code": code} for number in numbers]
-        topics.append({"name": topic["name"], "partitions": rows})
+        rows |= dict.fromkeys(there, code)
+        topics.append(
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {"partition_index": number, "error_code": code} for number, code in rows.items()
+                ],
+            }
+        )
     return {"topics": topics}

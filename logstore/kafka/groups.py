@@ -69,9 +69,13 @@ def join_group(call: Call) -> dict[str, Any] | Pending:
         return refused | {"error_code": ErrorCode.UNKNOWN_MEMBER_ID}
     pending = Pending(call)
     rebalance = body["rebalance_timeout_ms"] if call.version >= 1 else timeout
+    former = ""
+    if body["group_instance_id"] is not None and groups.knows(body["group_id"]):
+        with groups.locked(body["group_id"]) as machine:
+            former = machine.members.static.get(body["group_instance_id"], "")
 
     def done(reply: JoinReply) -> None:
-        pending.answer(_joined(call.version, body["protocol_type"], reply))
+        pending.answer(_joined(call.version, body["protocol_type"], reply, former))
 
     groups.join(
         body["group_id"],
@@ -90,7 +94,14 @@ def join_group(call: Call) -> dict[str, Any] | Pending:
     return pending
 
 
-def _joined(version: int, protocol_type: str, reply: JoinReply) -> dict[str, Any]:
+def _joined(version: int, protocol_type: str, reply: JoinReply, former: str) -> dict[str, Any]:
+    """Return the answer for a member; `former`: the id that its static instance had before.
+
+    A static leader that comes back to a stable group must not assign.  Version 9 has a field for
+    that.  Below it, the answer names the former id as the leader.
+    """
+    leads = reply.leader == reply.member_id
+    hidden = reply.skip_assignment and leads and version < 9
     return {
         "error_code": _code(reply.error),
         "generation_id": reply.generation,
@@ -98,12 +109,12 @@ def _joined(version: int, protocol_type: str, reply: JoinReply) -> dict[str, Any
         "protocol_name": (
             reply.protocol if reply.protocol is not None else None if version >= 7 else ""
         ),
-        "leader": reply.leader,
-        "skip_assignment": reply.skip_assignment,
+        "leader": former if hidden else reply.leader,
+        "skip_assignment": reply.skip_assignment and leads,
         "member_id": reply.member_id,
         "members": [
             {"member_id": member, "group_instance_id": instance, "metadata": metadata}
-            for member, instance, metadata in reply.members
+            for member, instance, metadata in (() if hidden else reply.members)
         ],
     }
 
@@ -111,6 +122,8 @@ def _joined(version: int, protocol_type: str, reply: JoinReply) -> dict[str, Any
 def sync_group(call: Call) -> dict[str, Any] | Pending:
     """Bring or get the assignment of a generation."""
     body = call.body
+    if call.version >= 5 and None in (body["protocol_type"], body["protocol_name"]):
+        return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL}
     if not body["group_id"]:
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
     groups = coordinator_of(call)
@@ -203,8 +216,6 @@ def describe_groups(call: Call) -> dict[str, Any]:
 
 def _described(call: Call, groups: GroupCoordinator, name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"group_id": name, "authorized_operations": OPERATIONS_NOT_ASKED}
-    if not name:
-        return row | {"error_code": ErrorCode.INVALID_GROUP_ID}
     if not groups.knows(name):
         row["group_state"] = "Dead"
         if call.version >= 6:
@@ -225,7 +236,7 @@ def _described(call: Call, groups: GroupCoordinator, name: str) -> dict[str, Any
                     "client_id": member.client_id,
                     "client_host": member.client_host,
                     "member_metadata": member.subscription(protocol) if stable else b"",
-                    "member_assignment": member.assignment if stable else b"",
+                    "member_assignment": member.assignment,
                 }
                 for member in machine.members.values()
             ],
@@ -258,11 +269,9 @@ def delete_groups(call: Call) -> dict[str, Any]:
     """Delete groups without members, and their offsets."""
     groups = coordinator_of(call)
     results = []
-    for name in call.body["groups_names"]:
+    for name in dict.fromkeys(call.body["groups_names"]):
         code = ErrorCode.NONE
         try:
-            if not name:
-                raise KafkaError(ErrorCode.INVALID_GROUP_ID)
             if not groups.knows(name):
                 raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
             groups.delete_group(name)

@@ -9,7 +9,7 @@ from logstore.config import ConfigError
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import InvalidNameError, LogStoreError, TopicExistsError
 from logstore.kafka.calls import Call
-from logstore.kafka.errors import ErrorCode, KafkaError, error_code
+from logstore.kafka.errors import ErrorCode, error_code
 from logstore.store.topic import Topic, check_topic_name
 
 __all__ = [
@@ -113,6 +113,8 @@ def _described(call: Call, name: str) -> dict[str, Any]:
                 "leader_epoch": -1 if opened is None else opened.leader_epoch,
                 "replica_nodes": [node],
                 "isr_nodes": [node],
+                "eligible_leader_replicas": [],
+                "last_known_elr": [],
             }
         )
     return {
@@ -160,7 +162,7 @@ def find_coordinator(call: Call) -> dict[str, Any]:
     }
     answer = node if known else refusal
     if call.version < 4:
-        return answer
+        return {"error_message": "NONE"} | answer
     return {"coordinators": [{"key": key, **answer} for key in call.body["coordinator_keys"]]}
 
 
@@ -170,8 +172,10 @@ def describe_topic_partitions(call: Call) -> dict[str, Any]:
     cursor = call.body["cursor"]
     first = 0
     if cursor is not None:
-        if cursor["partition_index"] < 0:
-            raise KafkaError(ErrorCode.INVALID_REQUEST)
+        asked = {each["name"] for each in call.body["topics"]}
+        if cursor["partition_index"] < 0 or (asked and cursor["topic_name"] not in asked):
+            refused = {"error_code": ErrorCode.INVALID_REQUEST}
+            return {"topics": [{"name": name} | refused for name in sorted(asked)]}
         names = [name for name in names if name >= cursor["topic_name"]]
         if names and names[0] == cursor["topic_name"]:
             first = cursor["partition_index"]

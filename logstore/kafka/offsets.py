@@ -53,7 +53,7 @@ def list_offsets(call: Call) -> dict[str, Any]:
     topics = []
     for topic in call.body["topics"]:
         rows = []
-        for each in topic["partitions"]:
+        for each in {row["partition_index"]: row for row in topic["partitions"]}.values():
             row: dict[str, Any] = {"partition_index": each["partition_index"], "offset": -1}
             rows.append(row)
             try:

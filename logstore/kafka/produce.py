@@ -12,7 +12,12 @@ import struct
 from typing import Any
 
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
-from logstore.errors import ConcurrentTransactionsError, ReadOnlyError, UnknownTopicError
+from logstore.errors import (
+    ConcurrentTransactionsError,
+    ReadOnlyError,
+    TransactionStateError,
+    UnknownTopicError,
+)
 from logstore.kafka.calls import Call, NotNowError, Pending
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
 from logstore.partition.partition import Partition
@@ -28,6 +33,11 @@ _ATTRIBUTES = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _CODEC, _TRANSACTIONAL = 0x07, 0x10
 _ZSTD = 4
+# Errors that are answered without the start of the log, as are all of transactional batches.
+_WITHOUT_START = {
+    *(ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE),
+    *(ErrorCode.CORRUPT_MESSAGE, ErrorCode.KAFKA_STORAGE_ERROR),
+}
 _MAGIC_AT, _ATTRIBUTES_AT, _LENGTH_AT = 16, 21, 8
 
 
@@ -148,6 +158,8 @@ def _append(
     records = each["records"]
     _check_batch(records, call.version)
     partition = topic[each["index"]]
+    if not _attributes(records) & _TRANSACTIONAL:
+        row["log_start_offset"] = partition.start_offset
     try:
         appended = partition.parts.appender.append_batch(
             records, durability="os", wait=call.may_wait
@@ -188,9 +200,10 @@ def _refuse(row: dict[str, Any], error: BaseException, version: int = 11) -> Non
         code = ErrorCode.NOT_ENOUGH_REPLICAS
     elif isinstance(error, ReadOnlyError):
         code = ErrorCode.KAFKA_STORAGE_ERROR
-    elif code is ErrorCode.INVALID_TXN_STATE and version >= 11:
+    elif isinstance(error, TransactionStateError) and version >= 11:
         code = ErrorCode.TRANSACTION_ABORTABLE
     row.update(
-        error_code=code, base_offset=-1, log_append_time_ms=-1, log_start_offset=-1,
-        error_message=error_message(error),
+        error_code=code, base_offset=-1, log_append_time_ms=-1, error_message=error_message(error),
     )  # fmt: skip
+    if code in _WITHOUT_START:
+        row["log_start_offset"] = -1

@@ -32,6 +32,7 @@ __all__ = [
     "list_partition_reassignments",
 ]
 
+CLUSTER_METADATA = "__cluster_metadata"
 PARTITIONS_IN_REQUEST = 10_000
 EXPECTED = (KafkaError, LogStoreError, ConfigError, OSError)
 
@@ -49,8 +50,8 @@ def create_topics(call: Call) -> dict[str, Any]:
     names = Counter(each["name"] for each in asked)
     in_all = sum(max(0, each["num_partitions"]) for each in asked)
     topics = []
-    for each in asked:
-        row: dict[str, Any] = {"name": each["name"]}
+    for each in {each["name"]: each for each in asked}.values():
+        row: dict[str, Any] = {"name": each["name"], "error_message": None}
         topics.append(row)
         try:
             if names[each["name"]] > 1:
@@ -63,12 +64,13 @@ def create_topics(call: Call) -> dict[str, Any]:
             row |= _create(call, each)
         except EXPECTED as error:
             row |= _refused(error) | {"num_partitions": -1, "replication_factor": -1}
-            row["configs"] = None
     return {"topics": topics}
 
 
 def _create(call: Call, asked: dict[str, Any]) -> dict[str, Any]:
     store, name = call.broker.store, asked["name"]
+    if name == CLUSTER_METADATA:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is a broker's own")
     if name in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is made by the server")
     check_topic_name(name, store)
@@ -151,15 +153,21 @@ def delete_topics(call: Call) -> dict[str, Any]:
         if call.version >= 6
         else [{"name": name, "topic_id": ZERO_ID} for name in call.body["topic_names"]]
     )
-    times = Counter((each["name"], each["topic_id"]) for each in asked)
-    responses = []
-    for each in asked:
-        row: dict[str, Any] = {"name": each["name"], "topic_id": each["topic_id"]}
-        responses.append(row)
+    found = [_looked_up(call, each) for each in asked]
+    times = Counter(found)
+    rows: dict[object, dict[str, Any]] = {}
+    for each, topic in zip(asked, found, strict=True):
+        if topic in rows:  # named twice
+            row = rows[topic]
+            row["name"] = row["name"] or each["name"]
+            row["topic_id"] = max(row["topic_id"], each["topic_id"])
+            continue
+        row = rows[topic] = {"name": each["name"], "topic_id": each["topic_id"]}
         try:
-            if times[each["name"], each["topic_id"]] > 1:
+            if times[topic] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the topic is named twice")
-            topic = _named(call, each)
+            if not isinstance(topic, Topic):
+                raise _not_found(each)
             row |= {"name": topic.name, "topic_id": topic_id(topic)}
             if topic.name in INTERNAL_TOPICS:
                 raise KafkaError(
@@ -174,22 +182,25 @@ def delete_topics(call: Call) -> dict[str, Any]:
             call.broker.store.delete_topic(topic.name)
         except EXPECTED as error:
             row |= _refused(error)
-    return {"responses": responses}
+    return {"responses": list(rows.values())}
 
 
-def _named(call: Call, asked: dict[str, Any]) -> Topic:
+def _looked_up(call: Call, asked: dict[str, Any]) -> object:
+    """Return the topic that is named; its name and id if there is none, or if both are given."""
+    name, id_bytes = asked["name"], asked["topic_id"]
+    topic = None
+    if name is None and id_bytes != ZERO_ID:
+        topic = call.broker.topic_by_id(id_bytes)
+    elif id_bytes == ZERO_ID:
+        topic = call.broker.store.get(name)
+    return (name, id_bytes) if topic is None else topic
+
+
+def _not_found(asked: dict[str, Any]) -> Exception:
     by_id = asked["topic_id"] != ZERO_ID
     if by_id == (asked["name"] is not None):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a topic is named by its name or by its id")
-    if by_id:
-        topic = call.broker.topic_by_id(asked["topic_id"])
-        if topic is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
-        return topic
-    topic = call.broker.store.get(asked["name"])
-    if topic is None:
-        raise UnknownTopicError(asked["name"])
-    return topic
+        return KafkaError(ErrorCode.INVALID_REQUEST, "a topic is named by its name or by its id")
+    return KafkaError(ErrorCode.UNKNOWN_TOPIC_ID) if by_id else UnknownTopicError(asked["name"])
 
 
 # ---- CreatePartitions ----
@@ -199,7 +210,7 @@ def create_partitions(call: Call) -> dict[str, Any]:
     """Add partitions to topics."""
     names = Counter(each["name"] for each in call.body["topics"])
     results = []
-    for each in call.body["topics"]:
+    for each in {each["name"]: each for each in call.body["topics"]}.values():
         row: dict[str, Any] = {"name": each["name"]}
         results.append(row)
         try:
@@ -337,10 +348,18 @@ def alter_replica_log_dirs(call: Call) -> dict[str, Any]:
 
 def elect_leaders(call: Call) -> dict[str, Any]:
     """This node leads every partition already."""
-    if call.body["election_type"] not in (0, 1):
-        return {"error_code": ErrorCode.INVALID_REQUEST}
     store = call.broker.store
     asked = call.body["topic_partitions"]
+    if call.body["election_type"] not in (0, 1):
+        refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "no such election"}
+        rows_of = [
+            {
+                "topic": topic["topic"],
+                "partition_result": [{"partition_id": n} | refused for n in topic["partitions"]],
+            }
+            for topic in asked or ()
+        ]
+        return {"error_code": ErrorCode.INVALID_REQUEST, "replica_election_results": rows_of}
     if asked is None:
         everything = [{"topic": name, "partition_result": []} for name in sorted(store)]
         return {"replica_election_results": everything}
@@ -355,7 +374,10 @@ def elect_leaders(call: Call) -> dict[str, Any]:
                     "error_message": "the preferred replica leads already",
                 }
                 if known is not None and number in known.partition_numbers
-                else {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+                else {
+                    "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    "error_message": "there is no such partition",
+                }
             )
             for number in topic["partitions"]
         ]
@@ -371,19 +393,22 @@ def alter_partition_reassignments(call: Call) -> dict[str, Any]:
         known = call.broker.store.get(topic["name"])
         rows = []
         for each in topic["partitions"]:
-            row: dict[str, Any] = {"partition_index": each["partition_index"]}
+            row: dict[str, Any] = {
+                "partition_index": each["partition_index"], "error_message": None,
+            }  # fmt: skip
             rows.append(row)
             if known is None or each["partition_index"] not in known.partition_numbers:
                 row["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                row["error_message"] = "there is no such partition"
             elif each["replicas"] is None:
                 row["error_code"] = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
             elif each["replicas"] != [node]:
                 row["error_code"] = ErrorCode.INVALID_REPLICA_ASSIGNMENT
                 row["error_message"] = f"the only node is {node}"
         responses.append({"name": topic["name"], "partitions": rows})
-    return {"responses": responses}
+    return {"error_message": None, "responses": responses}
 
 
 def list_partition_reassignments(call: Call) -> dict[str, Any]:
     """There is never one."""
-    return {"topics": []}
+    return {"error_message": None, "topics": []}

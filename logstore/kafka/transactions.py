@@ -26,6 +26,7 @@ from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_messa
 from logstore.kafka.group_offsets import checked_offsets, fill
 from logstore.kafka.groups import coordinator_of, group_error
 from logstore.kafka.offsets import partition_of
+from logstore.store.topic import check_topic_name
 
 __all__ = [
     "add_offsets_to_txn",
@@ -151,6 +152,8 @@ def add_offsets_to_txn(call: Call) -> dict[str, Any]:
     if not body["group_id"]:
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
     number = coordinator_of(call).book.partition_of(body["group_id"])
+    if not body["transactional_id"]:
+        return {"error_code": ErrorCode.INVALID_REQUEST}
     try:
         _check_id(call, body["transactional_id"], body["producer_id"])
         _transactions(call).add_partitions(
@@ -173,9 +176,11 @@ def txn_offset_commit(call: Call) -> dict[str, Any]:
     groups = coordinator_of(call)
     code = ErrorCode.NONE
     try:
+        if not body["transactional_id"]:
+            raise KafkaError(ErrorCode.INVALID_REQUEST)
         _check_id(call, body["transactional_id"], producer[0])
-        if (body["generation_id"] >= 0 or body["member_id"]) and not groups.knows(group):
-            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if body["generation_id"] >= 0 and not groups.knows(group):
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
         place = (CONSUMER_OFFSETS, groups.book.partition_of(group))
         _transactions(call).verify(*producer, place)
         if offsets:
@@ -249,6 +254,7 @@ def describe_producers(call: Call) -> dict[str, Any]:
             row: dict[str, Any] = {"partition_index": number, "active_producers": []}
             rows.append(row)
             try:
+                check_topic_name(topic["name"])
                 row["active_producers"] = [
                     {
                         "producer_id": entry.producer_id,
@@ -271,7 +277,7 @@ def describe_transactions(call: Call) -> dict[str, Any]:
     known = {each.transactional_id: each for each in _transactions(call).list()}
     states = []
     for name in call.body["transactional_ids"]:
-        row: dict[str, Any] = {"transactional_id": name, "producer_id": -1, "producer_epoch": -1}
+        row: dict[str, Any] = {"transactional_id": name}
         states.append(row)
         found = known.get(name)
         if not name:
@@ -307,7 +313,7 @@ def list_transactions(call: Call) -> dict[str, Any]:
     now = call.broker.clock.time_ms()
     rows = []
     for each in _transactions(call).list():
-        age = now - each.start_ms if each.start_ms >= 0 else -1
+        age = now - each.start_ms  # long for an id without a transaction, as Kafka has it
         if (
             (states and each.state not in states)
             or (ids and each.producer_id not in ids)

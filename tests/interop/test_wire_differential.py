@@ -1,0 +1,1320 @@
+"""A real broker as the judge of the listener: the same requests, the same answers.
+
+`wire.py` has the walks' language and the differences that are allowed everywhere; a difference
+that is allowed for one request is at that request, with its reason.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+import logstore
+from logstore._native import crc32c
+from logstore.kafka.apis import APIS
+from logstore.kafka.server import KafkaServer
+from tests.kafka.peer import fetch_body, produce_body, request, response
+
+from .kafka import Broker, require_kafka
+from .wire import ABSENT, START_MS, Side, Step, Walk, at, commit, differences, join, sync
+
+pytestmark = pytest.mark.interop
+
+TOPIC = "ordinary"
+UNKNOWN_ID = bytes(15) + b"\x07"
+SETTINGS = {"auto.create.topics.enable": "true", "num.partitions": 1}
+
+
+@pytest.fixture(autouse=True)
+def no_file_stays_open() -> None:
+    """Replace the check of each test: the store of the module opens files until its last test."""
+
+
+class Sides(NamedTuple):
+    """The judge and the judged."""
+
+    kafka: Side
+    ours: Side
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    require_kafka()
+    settings = SETTINGS | {"log.retention.check.interval.ms": 3_600_000}
+    broker = Broker(tmp_path_factory.mktemp("broker"), settings)
+    broker.start()
+    try:
+        path = tmp_path_factory.mktemp("store")
+        host, _, port = broker.bootstrap.partition(":")
+        with (
+            logstore.open(path, durability="os") as store,
+            KafkaServer(store, config=SETTINGS) as server,
+        ):
+            both = Sides(Side((host, int(port))), Side(server.address))
+            for side in both:
+                side.await_coordinators()
+            yield both
+    finally:
+        broker.kill()
+
+
+def compare(sides: Sides, walk: Callable[[Walk], object]) -> None:
+    with Walk(sides.kafka) as kafka, Walk(sides.ours) as ours:
+        walk(kafka)
+        walk(ours)
+        found = differences(kafka, ours)
+    assert not found, "\n" + "\n".join(found)
+
+
+# ---- every version of every API ----
+
+Ordinary = Callable[[Walk, int], dict[str, Any]]
+ORDINARY: dict[int, Ordinary] = {}
+
+
+def ordinary(key: int) -> Callable[[Ordinary], Ordinary]:
+    """Register the function that returns an ordinary request of an API."""
+
+    def register(function: Ordinary) -> Ordinary:
+        ORDINARY[key] = function
+        return function
+
+    return register
+
+
+@ordinary(0)
+def _produce(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic("ordinary-produce")
+    return produce_body("ordinary-produce", at(START_MS, b"a", b"b"))
+
+
+@ordinary(1)
+def _fetch(walk: Walk, version: int) -> dict[str, Any]:
+    body = fetch_body(TOPIC, 1)
+    body["topics"][0]["topic_id"] = walk.id_of(TOPIC)
+    return body
+
+
+@ordinary(2)
+def _list_offsets(walk: Walk, version: int) -> dict[str, Any]:
+    rows = [{"partition_index": 0, "timestamp": -1}, {"partition_index": 1, "timestamp": START_MS}]
+    return {"replica_id": -1, "topics": [{"name": TOPIC, "partitions": rows}]}
+
+
+@ordinary(3)
+def _metadata(walk: Walk, version: int) -> dict[str, Any]:
+    return {"topics": [{"name": TOPIC}] + [{"name": "ordinary-none"}] * (version >= 4),
+            "allow_auto_topic_creation": False}  # fmt: skip
+
+
+@ordinary(8)
+def _offset_commit(walk: Walk, version: int) -> dict[str, Any]:
+    return commit(f"ordinary-commit-{version}", TOPIC, 2, metadata="here")
+
+
+@ordinary(9)
+def _offset_fetch(walk: Walk, version: int) -> dict[str, Any]:
+    group = "ordinary-fetch"
+    walk.quietly(8, 7, commit(group, TOPIC, 2, metadata="here"))
+    topics = [{"name": TOPIC, "partition_indexes": [0, 1, 7]}]
+    if version >= 8:
+        everything = {"group_id": group, "topics": None}
+        return {"groups": [{"group_id": group, "topics": topics}, everything]}
+    return {"group_id": group, "topics": topics}
+
+
+@ordinary(10)
+def _find_coordinator(walk: Walk, version: int) -> dict[str, Any]:
+    kind = 0 if version == 0 else 1
+    if version >= 4:
+        return {"key_type": kind, "coordinator_keys": ["a", "b"]}
+    return {"key": "a", "key_type": kind}
+
+
+@ordinary(11)
+def _join_group(walk: Walk, version: int) -> dict[str, Any]:
+    group = f"ordinary-join-{version}"
+    asked = join(group, TOPIC, protocols=("range", "roundrobin"))
+    if version >= 4:
+        asked["member_id"] = walk.ask(11, version, asked)["member_id"]
+    return asked
+
+
+@ordinary(12)
+def _heartbeat(walk: Walk, version: int) -> dict[str, Any]:
+    group = f"ordinary-heartbeat-{version}"
+    member, generation = walk.joined(group)
+    return {"group_id": group, "member_id": member, "generation_id": generation}
+
+
+@ordinary(13)
+def _leave_group(walk: Walk, version: int) -> dict[str, Any]:
+    group = f"ordinary-leave-{version}"
+    member, _ = walk.joined(group)
+    return {"group_id": group, "member_id": member, "members": [{"member_id": member}]}
+
+
+@ordinary(14)
+def _sync_group(walk: Walk, version: int) -> dict[str, Any]:
+    group = f"ordinary-sync-{version}"
+    member, generation = walk.joined(group)
+    return sync(group, member, generation, protocol_type="consumer", protocol_name="range")
+
+
+@ordinary(15)
+def _describe_groups(walk: Walk, version: int) -> dict[str, Any]:
+    group = f"ordinary-describe-{version}"
+    walk.joined(group, instance="one")
+    return {"groups": [group]}
+
+
+@ordinary(16)
+def _list_groups(walk: Walk, version: int) -> dict[str, Any]:
+    walk.joined(f"ordinary-list-{version}")
+    return {}
+
+
+@ordinary(18)
+def _api_versions(walk: Walk, version: int) -> dict[str, Any]:
+    return {"client_software_name": "walk", "client_software_version": "1.0"}
+
+
+@ordinary(19)
+def _create_topics(walk: Walk, version: int) -> dict[str, Any]:
+    rows = [
+        {
+            "name": f"made-{version}-{number}", "num_partitions": count,
+            "replication_factor": factor,
+            "configs": [{"name": "retention.ms", "value": "1000000"}],
+        }
+        for number, (count, factor) in enumerate([(2, 1), (-1, -1)])
+        if count > 0 or version >= 4
+    ]  # fmt: skip
+    return {"topics": rows, "timeout_ms": 10_000}
+
+
+@ordinary(20)
+def _delete_topics(walk: Walk, version: int) -> dict[str, Any]:
+    name, other = f"deleted-{version}", f"deleted-{version}-by-id"
+    walk.topic(name)
+    rows = [{"name": name, "topic_id": bytes(16)}]
+    if version >= 6:
+        rows.append({"name": None, "topic_id": walk.topic(other)})
+    return {"topics": rows, "topic_names": [name], "timeout_ms": 10_000}
+
+
+@ordinary(21)
+def _delete_records(walk: Walk, version: int) -> dict[str, Any]:
+    name = f"trimmed-{version}"
+    walk.topic(name, 2)
+    walk.produce(name, b"a", b"b", b"c")
+    rows = [{"partition_index": 0, "offset": 2}, {"partition_index": 1, "offset": -1}]
+    return {"topics": [{"name": name, "partitions": rows}], "timeout_ms": 10_000}
+
+
+@ordinary(22)
+def _init_producer_id(walk: Walk, version: int) -> dict[str, Any]:
+    plain = {"transactional_id": None, "transaction_timeout_ms": 60_000}
+    walk.ask(22, version, plain)
+    return plain | {"transactional_id": f"ordinary-init-{version}"}
+
+
+@ordinary(23)
+def _offset_for_leader_epoch(walk: Walk, version: int) -> dict[str, Any]:
+    rows = [{"partition": 0, "leader_epoch": 0}]
+    return {"replica_id": -2, "topics": [{"topic": TOPIC, "partitions": rows}]}
+
+
+def in_transaction(walk: Walk, name: str, *, group: str | None = None) -> dict[str, Any]:
+    """Begin a transaction; return the fields that name its producer."""
+    producer_id, epoch = walk.producer(name)
+    mine = {"transactional_id": name, "producer_id": producer_id, "producer_epoch": epoch}
+    if group is not None:
+        assert not walk.quietly(25, 3, mine | {"group_id": group})["error_code"]
+    else:
+        walk.quietly(24, 3, add(mine, TOPIC))
+    return mine
+
+
+def add(mine: dict[str, Any], *topics: str) -> dict[str, Any]:
+    """Return an AddPartitionsToTxn request for partition 0 of topics."""
+    body = {f"v3_and_below_{name}": value for name, value in mine.items()}
+    return body | {"v3_and_below_topics": [{"name": each, "partitions": [0]} for each in topics]}
+
+
+@ordinary(24)
+def _add_partitions_to_txn(walk: Walk, version: int) -> dict[str, Any]:
+    name = f"ordinary-add-{version}"
+    producer_id, epoch = walk.producer(name)
+    mine = {"transactional_id": name, "producer_id": producer_id, "producer_epoch": epoch}
+    return add(mine, TOPIC)
+
+
+@ordinary(25)
+def _add_offsets_to_txn(walk: Walk, version: int) -> dict[str, Any]:
+    return in_transaction(walk, f"ordinary-offsets-{version}") | {"group_id": "g"}
+
+
+@ordinary(26)
+def _end_txn(walk: Walk, version: int) -> dict[str, Any]:
+    return in_transaction(walk, f"ordinary-end-{version}") | {"committed": version % 2 == 0}
+
+
+@ordinary(27)
+def _write_txn_markers(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic("ordinary-markers")
+    producer_id, epoch = walk.producer(None)
+    rows = [{"name": "ordinary-markers", "partition_indexes": [0]}]
+    marker = {"producer_id": producer_id, "producer_epoch": epoch, "transaction_result": False}
+    return {"markers": [marker | {"topics": rows, "coordinator_epoch": 0}]}
+
+
+def txn_commit(mine: dict[str, Any], group: str, **more: Any) -> dict[str, Any]:
+    """Return a TxnOffsetCommit request for partition 0."""
+    row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": "x"}
+    return mine | {"group_id": group, "topics": [{"name": TOPIC, "partitions": [row]}]} | more
+
+
+@ordinary(28)
+def _txn_offset_commit(walk: Walk, version: int) -> dict[str, Any]:
+    group = f"ordinary-txn-{version}"
+    return txn_commit(in_transaction(walk, group, group=group), group)
+
+
+@ordinary(32)
+def _describe_configs(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic("configured", retention_ms="1000000", cleanup_policy="compact,delete")
+    row = {"resource_type": 2, "resource_name": "configured", "configuration_keys": None}
+    some = {"resource_type": 2, "resource_name": TOPIC}
+    return {
+        "resources": [row, some | {"configuration_keys": ["retention.ms", "no.such"]}],
+        "include_synonyms": False, "include_documentation": version >= 3,
+    }  # fmt: skip
+
+
+@ordinary(33)
+def _alter_configs(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic("altered")
+    settings = [{"name": "retention.ms", "value": str(version + 1_000_000)}]
+    row = {"resource_type": 2, "resource_name": "altered", "configs": settings}
+    return {"resources": [row], "validate_only": False}
+
+
+@ordinary(34)
+def _alter_replica_log_dirs(walk: Walk, version: int) -> dict[str, Any]:
+    [found] = walk.quietly(35, 1, {"topics": None})["results"]
+    rows = [{"name": TOPIC, "partitions": [0, 7]}]
+    return {"dirs": [{"path": found["log_dir"], "topics": rows}]}
+
+
+@ordinary(35)
+def _describe_log_dirs(walk: Walk, version: int) -> dict[str, Any]:
+    return {"topics": [{"topic": TOPIC, "partitions": [0]}, {"topic": "no", "partitions": [0]}]}
+
+
+@ordinary(37)
+def _create_partitions(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic(f"grown-{version}")
+    return {"topics": [{"name": f"grown-{version}", "count": 3, "assignments": None}],
+            "timeout_ms": 10_000, "validate_only": False}  # fmt: skip
+
+
+@ordinary(42)
+def _delete_groups(walk: Walk, version: int) -> dict[str, Any]:
+    walk.quietly(8, 7, commit(f"gone-{version}", TOPIC, 1))
+    return {"groups_names": [f"gone-{version}", "never-was"]}
+
+
+@ordinary(43)
+def _elect_leaders(walk: Walk, version: int) -> dict[str, Any]:
+    rows = [{"topic": TOPIC, "partitions": [0, 7]}]
+    return {"election_type": 0, "topic_partitions": rows, "timeout_ms": 10_000}
+
+
+@ordinary(44)
+def _incremental_alter_configs(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic("altered")
+    settings = [
+        {"name": "cleanup.policy", "config_operation": 2, "value": "compact"},
+        {"name": "retention.ms", "config_operation": 1, "value": None},
+        {"name": "segment.ms", "config_operation": 0, "value": "1000000"},
+    ]
+    row = {"resource_type": 2, "resource_name": "altered", "configs": settings}
+    return {"resources": [row], "validate_only": False}
+
+
+@ordinary(45)
+def _alter_partition_reassignments(walk: Walk, version: int) -> dict[str, Any]:
+    cases = ((0, [1]), (1, [2]), (7, [1]))
+    rows = [{"partition_index": number, "replicas": nodes} for number, nodes in cases]
+    return {"topics": [{"name": TOPIC, "partitions": rows}], "timeout_ms": 10_000}
+
+
+@ordinary(46)
+def _list_partition_reassignments(walk: Walk, version: int) -> dict[str, Any]:
+    return {"topics": None, "timeout_ms": 10_000}
+
+
+@ordinary(47)
+def _offset_delete(walk: Walk, version: int) -> dict[str, Any]:
+    walk.quietly(8, 7, commit("forgetful", TOPIC, 1))
+    rows = [{"partition_index": 0}, {"partition_index": 1}, {"partition_index": 7}]
+    other = {"name": "no-such-topic", "partitions": [{"partition_index": 0}]}
+    return {"group_id": "forgetful", "topics": [{"name": TOPIC, "partitions": rows}, other]}
+
+
+@ordinary(60)
+def _describe_cluster(walk: Walk, version: int) -> dict[str, Any]:
+    return {"endpoint_type": 1}
+
+
+@ordinary(61)
+def _describe_producers(walk: Walk, version: int) -> dict[str, Any]:
+    walk.topic("produced")
+    producer_id, epoch = walk.producer(None)
+    raw = at(START_MS, b"a", b"b", producer=(producer_id, epoch, 0))
+    walk.quietly(0, 9, produce_body("produced", raw))
+    rows = [{"name": name, "partition_indexes": [0, 7]} for name in ("produced", "no", "a b")]
+    return {"topics": rows}
+
+
+@ordinary(65)
+def _describe_transactions(walk: Walk, version: int) -> dict[str, Any]:
+    in_transaction(walk, "described")
+    walk.producer("described-empty")
+    return {"transactional_ids": ["described", "described-empty", "never-was", ""]}
+
+
+@ordinary(66)
+def _list_transactions(walk: Walk, version: int) -> dict[str, Any]:
+    in_transaction(walk, f"listed-{version}")
+    return {"state_filters": ["Ongoing", "zz"], "duration_filter": -1}
+
+
+@ordinary(75)
+def _describe_topic_partitions(walk: Walk, version: int) -> dict[str, Any]:
+    names = [TOPIC, "no-such-topic", "a b"]
+    return {"topics": [{"name": name} for name in names], "response_partition_limit": 100}
+
+
+ONLY: dict[int, Callable[[dict[str, Any]], bool]] = {
+    16: lambda row: row["group_id"].startswith("ordinary-list-"),
+    66: lambda row: row["transactional_id"].startswith("listed-"),
+}
+MAY_RETRY = {24: {51}, 25: {51}}
+
+
+@pytest.mark.parametrize("key", sorted(APIS), ids=lambda key: APIS[key].name)
+def test_every_version_of_an_api(sides: Sides, key: int) -> None:
+    def walk(walk: Walk) -> None:
+        walk.topic(TOPIC, 2)
+        if key in (1, 2):
+            for number in (0, 1):
+                walk.produce(TOPIC, b"a", b"b", b"c", partition=number)
+        for version in range(APIS[key].first, APIS[key].last + 1):
+            body = ORDINARY[key](walk, version)
+            only, retry = ONLY.get(key), MAY_RETRY.get(key, ())
+            walk.ask(key, version, body, only=only, retry=retry)
+
+    compare(sides, walk)
+
+
+def test_no_version_is_served_that_the_broker_does_not_serve(sides: Sides) -> None:
+    with Walk(sides.kafka) as walk:
+        answer = walk.quietly(18, 0, {})
+    theirs = {each["api_key"]: (each["min_version"], each["max_version"])
+              for each in answer["api_keys"]}  # fmt: skip
+    for key, api in APIS.items():
+        first, last = api.versions
+        assert theirs[key][0] <= first <= last <= theirs[key][1], api.name
+
+
+# ---- errors, and which of them comes first ----
+
+CASES: list[Callable[[Walk], None]] = []
+
+
+def case(function: Callable[[Walk], None]) -> Callable[[Walk], None]:
+    """Register a walk."""
+    CASES.append(function)
+    return function
+
+
+@case
+def api_versions(walk: Walk) -> None:
+    unknown = request(18, 4, {"client_software_name": "a", "client_software_version": "1"})
+    walk.raw("version 9", unknown[:6] + struct.pack(">h", 9) + unknown[8:])
+    walk.ask(18, 3, {"client_software_name": "!!", "client_software_version": "1"})
+    plain = request(18, 0, {})
+    for name, frame in (("v0", plain), ("4 bytes more", plain[4:] + b"more")):
+        peer = walk.connect()
+        peer.socket.sendall(frame if name == "v0" else struct.pack(">i", len(frame)) + frame)
+        walk.note(f"ApiVersions {name}", response(18, 0, peer.frame())[1])
+
+
+@case
+def no_request(walk: Walk) -> None:
+    known = request(3, 9, {"topics": [{"name": TOPIC}]})
+    for name, key, version in (
+        ("key 999", 999, 0), ("Metadata v99", 3, 99), ("Produce v2", 0, 2), ("Fetch v3", 1, 3),
+    ):  # fmt: skip
+        walk.raw(name, known[:4] + struct.pack(">hh", key, version) + known[8:])
+    walk.raw("cut off", struct.pack(">i", len(known) - 12) + known[4:-8])
+    for size in (-1, 0, 1 << 30):
+        walk.raw(f"size {size}", struct.pack(">i", size) + known[4:])
+    walk.raw("HTTP", b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+
+
+@case
+def metadata(walk: Walk) -> None:
+    def asked(*names: str | None, create: bool = False, **more: Any) -> dict[str, Any]:
+        rows = [{"name": name} | more for name in names]
+        return {"topics": rows, "allow_auto_topic_creation": create}
+
+    walk.ask(3, 9, asked("auto-made", create=True), we=AT_ONCE)
+    walk.await_topic("auto-made")
+    walk.ask(3, 9, asked("auto-made", create=True))
+    walk.ask(3, 1, {"topics": [{"name": "auto-made-1"}]}, we=AT_ONCE)
+    walk.ask(3, 9, asked("never-made"))
+    walk.ask(3, 9, asked("a b"))
+    walk.ask(3, 9, asked("a b", create=True))
+    walk.ask(3, 9, asked("", create=True))
+    walk.ask(3, 9, asked("x" * 250, create=True))
+    walk.ask(3, 12, {"topics": []})
+    walk.ask(3, 12, asked(None, topic_id=UNKNOWN_ID))
+    walk.ask(3, 12, asked(None, topic_id=walk.id_of(TOPIC)))
+    walk.ask(3, 12, asked(TOPIC, topic_id=walk.id_of(TOPIC)))
+    walk.ask(3, 12, asked("never-made", topic_id=UNKNOWN_ID))
+    walk.ask(3, 12, asked(TOPIC, "never-made"))
+    for version in (1, 8, 12):
+        walk.ask(3, version, {"topics": None}, only=only_topics(TOPIC, "auto-made"))
+    walk.ask(3, 0, {"topics": []}, only=only_topics(TOPIC, "auto-made"))
+
+
+# A broker answers that an auto-created topic is unknown, and creates it after the answer.
+AT_ONCE = {"error_code": (3, 0), "partitions": (ABSENT, ...)}
+
+
+def only_topics(*names: str) -> Callable[[dict[str, Any]], bool]:
+    """Keep the rows of some topics, and every row that is not about a topic."""
+    return lambda row: "name" not in row or row["name"] in names
+
+
+@case
+def describe_topic_partitions(walk: Walk) -> None:
+    walk.topic("paged-a", 3)
+    walk.topic("paged-b", 2)
+    names = [{"name": name} for name in ("paged-b", "paged-a", "paged-c")]
+    for limit in (1, 2, 3, 4, 5, 100, 0, -1):
+        walk.ask(75, 0, {"topics": names, "response_partition_limit": limit})
+    for topic, number in (("paged-a", 1), ("paged-a", 9), ("paged-b", 0), ("paged-z", 0),
+                          ("paged", 0), ("paged-a", -1)):  # fmt: skip
+        cursor = {"topic_name": topic, "partition_index": number}
+        walk.ask(75, 0, {"topics": names, "response_partition_limit": 2, "cursor": cursor})
+
+
+@case
+def find_coordinator(walk: Walk) -> None:
+    for kind in (0, 1, 2, 3, 9):
+        walk.ask(10, 2, {"key": "a", "key_type": kind})
+        walk.ask(10, 5, {"key_type": kind, "coordinator_keys": ["a", "b"]})
+    walk.ask(10, 2, {"key": "", "key_type": 0})
+    walk.ask(10, 2, {"key": "", "key_type": 1})
+    walk.ask(10, 4, {"key_type": 0, "coordinator_keys": []})
+    walk.ask(10, 6, {"key_type": 2, "coordinator_keys": ["g:t:1", "x"]})
+
+
+@case
+def describe_cluster(walk: Walk) -> None:
+    for kind in (1, 2, 3):
+        walk.ask(60, 1, {"endpoint_type": kind})
+    walk.ask(60, 2, {"endpoint_type": 1, "include_fenced_brokers": True})
+
+
+def new_topic(name: str, **more: Any) -> dict[str, Any]:
+    """Return a CreateTopics request for one topic."""
+    row = {"name": name, "num_partitions": 1, "replication_factor": 1} | more
+    return {"topics": [row], "timeout_ms": 10_000}
+
+
+@case
+def create_topics(walk: Walk) -> None:
+    walk.ask(19, 7, new_topic("ct", num_partitions=3))
+    walk.await_topic("ct", 3)
+    walk.ask(19, 7, new_topic("ct"))
+    for factor in (3, 0, -2):
+        walk.ask(19, 7, new_topic("ct-a", replication_factor=factor))
+    for count in (0, -2):
+        walk.ask(19, 7, new_topic("ct-a", num_partitions=count))
+    walk.ask(19, 7, new_topic("ct-b", num_partitions=-1, replication_factor=-1))
+    for name in ("a/b", "", ".", "..", "x" * 250):
+        walk.ask(19, 7, new_topic(name))
+    walk.topic("ct_a.b")
+    walk.ask(19, 7, new_topic("ct.a_b"))
+    for name, value in (
+        ("no.such", "1"), ("retention.ms", "x"), ("retention.ms", None), ("retention.ms", ""),
+        ("cleanup.policy", "nothing"), ("segment.bytes", "1"),
+    ):  # fmt: skip
+        configs = [{"name": name, "value": value}]
+        walk.ask(19, 7, new_topic("ct-c", configs=configs))
+    twice = new_topic("ct-e")
+    walk.ask(19, 7, twice | {"topics": twice["topics"] * 2})
+    mixed = new_topic("ct-f")
+    mixed["topics"] += new_topic("ct")["topics"] + new_topic("a b")["topics"]
+    walk.ask(19, 7, mixed)
+
+
+@case
+def create_topics_validated(walk: Walk) -> None:
+    for count in (1, -1):
+        body = new_topic("ct-d", num_partitions=count) | {"validate_only": True}
+        walk.ask(19, 7, body, we={"topic_id": (..., bytes(16))})  # no topic has the id of a broker
+    walk.ask(19, 7, new_topic("ct-d", num_partitions=0) | {"validate_only": True})
+    walk.ask(3, 9, {"topics": [{"name": "ct-d"}], "allow_auto_topic_creation": False})
+
+
+def placed(*replicas: tuple[int, list[int]]) -> list[dict[str, Any]]:
+    return [{"partition_index": number, "broker_ids": nodes} for number, nodes in replicas]
+
+
+@case
+def create_topics_with_assignments(walk: Walk) -> None:
+    alone = {"num_partitions": -1, "replication_factor": -1}
+    walk.ask(19, 7, new_topic("as-a", assignments=placed((0, [1]))))
+    walk.ask(19, 7, new_topic("as-a", num_partitions=-1, assignments=placed((0, [1]))))
+    walk.ask(19, 7, new_topic("as-b", assignments=placed((0, [1]), (1, [1])), **alone))
+    walk.ask(19, 7, new_topic("as-c", assignments=placed((0, [1]), (2, [1])), **alone))
+    walk.ask(19, 7, new_topic("as-d", assignments=placed((0, [9])), **alone))
+    walk.ask(19, 7, new_topic("as-e", assignments=placed((0, [1, 1])), **alone))
+    walk.ask(19, 7, new_topic("as-f", assignments=placed((0, [])), **alone))
+    walk.ask(19, 7, new_topic("as-g", assignments=placed((0, [1]), (0, [1])), **alone))
+    walk.ask(19, 7, new_topic("__cluster_metadata"))
+    # The listener makes its internal topics itself, and only then.
+    walk.ask(19, 7, new_topic("__consumer_offsets"), we={"error_code": (36, 17)})
+
+
+PRODUCED = "produced-cases"
+
+
+def changed(raw: bytes, place: int, data: bytes, *, crc: bool = True) -> bytes:
+    """Return a batch with some bytes changed, and its CRC made right again."""
+    made = bytearray(raw)
+    made[place : place + len(data)] = data
+    if crc:
+        made[17:21] = struct.pack(">I", crc32c(bytes(made[21:])))
+    return bytes(made)
+
+
+@case
+def produce_what_is_no_batch(walk: Walk) -> None:
+    walk.topic(PRODUCED)
+    good = at(START_MS, b"a", b"b", key=b"k")
+
+    def ask(name: str, records: bytes | None, **options: Any) -> None:
+        body = produce_body(options.pop("topic", PRODUCED), records,
+                            partition=options.pop("partition", 0))  # fmt: skip
+        walk.ask(0, options.pop("version", 9), body, name=f"Produce {name}", **options)
+
+    ask("unknown topic", good, topic="never-made")
+    ask("bad topic", good, topic="a b")
+    ask("unknown partition", good, partition=7)
+    ask("no batch", b"")
+    ask("half a header", good[:30])
+    ask("two batches", good + good)
+    ask("CRC off by a bit", changed(good, 17, bytes([good[17] ^ 1]), crc=False))
+    ask("magic 1", changed(good, 16, b"\x01", crc=False))
+    ask("magic 0", changed(good, 16, b"\x00", crc=False))
+    ask("magic 5", changed(good, 16, b"\x05", crc=False))
+    ask("cut short", good[:-3])
+    # A broker drops what is shorter than a header.
+    walk.topic("produced-more")
+    at_zero = REFUSED | {"log_start_offset": (0, -1)}
+    ask("bytes more", good + b"abc", topic="produced-more", we=at_zero)
+    ask("count is larger", changed(good, 57, struct.pack(">i", 3)))
+    ask("count is less", changed(good, 57, struct.pack(">i", 1)))
+    ask("last delta is larger", changed(good, 23, struct.pack(">i", 5)))
+    ask("last delta is less", changed(good, 23, struct.pack(">i", 0)))
+    ask("control bit", changed(good, 21, struct.pack(">h", 0x20)))
+    empty = changed(good[:61], 8, struct.pack(">i", 49))
+    ask("0 records", changed(changed(empty, 57, bytes(4)), 23, struct.pack(">i", -1)))
+    ask("codec 6", changed(good, 21, struct.pack(">h", 6)), we=answered_with(-1, 76))
+    ask("garbage gzip", changed(good, 21, struct.pack(">h", 1)),
+        we=answered_with(-1, 2) | {"log_start_offset": (0, -1)})  # fmt: skip
+    walk.topic("produced-stamped")
+    stamped = changed(good, 21, struct.pack(">h", 8))
+    ask("LogAppendTime bit", stamped, topic="produced-stamped", we=REFUSED)
+    ask("id without sequence", changed(good, 43, struct.pack(">q", 1 << 40)))
+    ask("zstd v3", at(START_MS, b"a" * 99, compression="zstd"), version=3)
+    ask("zstd v7", at(START_MS, b"a" * 99, compression="zstd"), version=7)
+    for version in (3, 11):
+        ask(f"unknown topic v{version}", good, version=version, topic="never-made")
+
+
+def answered_with(kafka: int, ours: int) -> dict[str, tuple[Any, Any]]:
+    """The listener has a code where a broker has none of its own."""
+    return {"error_code": (kafka, ours)}
+
+
+# A broker takes the batch, and changes it.
+REFUSED = {"error_code": (0, 87), "base_offset": (0, -1)}
+
+
+@case
+def produce_what_is_refused(walk: Walk) -> None:
+    walk.topic("refused")
+    walk.topic("refused-compact", cleanup_policy="compact")
+    walk.topic("refused-large", max_message_bytes="200")
+    walk.topic("refused-late", message_timestamp_before_max_ms="1000")
+    walk.topic("stamped", message_timestamp_type="LogAppendTime")
+    good = at(START_MS, b"a", b"b")
+    walk.ask(0, 9, produce_body("refused", good, acks=2), name="Produce acks 2")
+    walk.ask(0, 9, produce_body("refused", good, acks=-2), name="Produce acks -2")
+    for version in (7, 9):
+        body = produce_body("refused-compact", good)
+        walk.ask(0, version, body, name=f"Produce null keys v{version}")
+        body = produce_body("refused-large", at(START_MS, b"a" * 500))
+        walk.ask(0, version, body, name=f"Produce too large v{version}")
+        body = produce_body("refused-late", good)
+        walk.ask(0, version, body, name=f"Produce time out of range v{version}")
+    walk.ask(0, 9, produce_body("stamped", good), name="Produce LogAppendTime")
+    walk.ask(0, 9, produce_body("__consumer_offsets", good), name="Produce internal topic")
+    producer_id, epoch = walk.producer(None)
+    raw = at(START_MS, b"a", producer=(producer_id, epoch, 0), transactional=True)
+    walk.ask(0, 9, produce_body("refused", raw), name="Produce transactional without id")
+    body = produce_body("never-made", good, acks=0)
+    walk.first.send(0, 9, body)
+    walk.steps.append(Step("acks=0 to an unknown topic", walk.first.is_closed(), {}))
+    walk.first = walk.connect()
+
+
+@case
+def produce_sequences(walk: Walk) -> None:
+    walk.topic("sequences")
+    producer_id, _ = walk.producer(None)
+    other, _ = walk.producer(None)
+    for name, producer in (
+        ("0-1", (producer_id, 0, 0)), ("the same", (producer_id, 0, 0)),
+        ("5", (producer_id, 0, 5)), ("2-3", (producer_id, 0, 2)),
+        ("epoch 1 from 5", (producer_id, 1, 5)), ("epoch 1 from 0", (producer_id, 1, 0)),
+        ("epoch 0 again", (producer_id, 0, 4)), ("a new id from 9", (other, 0, 9)),
+        ("before the last five", (producer_id, 1, 0)),
+    ):  # fmt: skip
+        raw = at(START_MS, b"a", b"b", producer=producer)
+        walk.ask(0, 9, produce_body("sequences", raw), name=f"Produce {name}")
+    walk.ask(61, 0, {"topics": [{"name": "sequences", "partition_indexes": [0]}]})
+
+
+@case
+def list_offsets(walk: Walk) -> None:
+    walk.topic("times")
+    walk.topic("times-empty")
+    for time_ms in (START_MS, START_MS + 20, START_MS + 20, START_MS + 10):
+        walk.quietly(0, 9, produce_body("times", at(time_ms, b"a", b"b")))
+
+    def asked(when: int, *, topic: str = "times", number: int = 0, epoch: int = -1,
+              isolation: int = 0) -> dict[str, Any]:  # fmt: skip
+        row = {"partition_index": number, "timestamp": when, "current_leader_epoch": epoch}
+        topics = [{"name": topic, "partitions": [row]}]
+        return {"replica_id": -1, "isolation_level": isolation, "topics": topics}
+
+    times = (0, START_MS, START_MS + 1, START_MS + 11, START_MS + 20, START_MS + 99)
+    for version in (1, 4, 7, 8, 9, 11):
+        for when in (*times, *range(-1, -8, -1)):
+            for topic in ("times", "times-empty"):
+                body = asked(when, topic=topic)
+                walk.ask(2, version, body, name=f"ListOffsets v{version} {when} {topic}")
+    walk.ask(2, 9, asked(-1, isolation=1))
+    walk.ask(2, 9, asked(-3, isolation=1))
+    walk.ask(2, 9, asked(-1, epoch=5))
+    walk.ask(2, 9, asked(-1, epoch=0))
+    walk.ask(2, 9, asked(-1, number=7))
+    walk.ask(2, 9, asked(-1, topic="never-made"))
+    walk.ask(2, 9, asked(-1, topic="a b"))
+    twice = asked(-1)
+    twice["topics"][0]["partitions"] *= 2
+    walk.ask(2, 9, twice)
+    walk.ask(2, 1, twice)
+
+
+@case
+def offset_for_leader_epoch(walk: Walk) -> None:
+    walk.topic("epochs")
+    walk.produce("epochs", b"a", b"b")
+    walk.topic("epochs-empty")
+    for topic, number, current, epoch in (
+        ("epochs", 0, -1, -1), ("epochs", 0, -1, 0), ("epochs", 0, -1, 1), ("epochs", 0, -1, 9),
+        ("epochs", 0, 0, 0), ("epochs", 0, 5, 0), ("epochs", 7, -1, 0), ("no", 0, -1, 0),
+        ("epochs-empty", 0, -1, 0), ("epochs-empty", 0, -1, 1),
+    ):  # fmt: skip
+        row = {"partition": number, "current_leader_epoch": current, "leader_epoch": epoch}
+        body = {"replica_id": -2, "topics": [{"topic": topic, "partitions": [row]}]}
+        walk.ask(23, 4, body, name=f"OffsetForLeaderEpoch {topic}-{number} {current} {epoch}")
+
+
+@case
+def fetch(walk: Walk) -> None:
+    walk.topic("fetched")
+    walk.topic("fetched-2")
+    walk.produce("fetched-2", b"a")
+    walk.produce("fetched", *(b"%d" % n * 100 for n in range(8)))
+    for offset in (0, 3, 8, 9, -3):
+        walk.ask(1, 11, fetch_body("fetched", offset), name=f"Fetch at {offset}")
+    walk.ask(1, 11, fetch_body("fetched", 0, max_bytes=10), name="Fetch 10 bytes")
+    walk.ask(1, 11, fetch_body("fetched", 0, max_bytes=0), name="Fetch 0 bytes")
+    for isolation in (0, 1):
+        walk.ask(1, 11, fetch_body("fetched", 0, isolation=isolation), name=f"Fetch {isolation}")
+    walk.ask(1, 11, fetch_body("never-made", 0), name="Fetch unknown topic")
+    walk.ask(1, 11, fetch_body("fetched", 0, partition=7), name="Fetch unknown partition")
+    walk.ask(1, 11, fetch_body("fetched", 0, current_leader_epoch=5), name="Fetch epoch 5")
+    walk.ask(1, 12, fetch_body("fetched", 2, last_fetched_epoch=3), name="Fetch last epoch 3")
+    walk.ask(1, 12, fetch_body("fetched", 2, last_fetched_epoch=0), name="Fetch last epoch 0")
+    unknown = fetch_body("fetched", 0)
+    for name, id_bytes in (("unknown", UNKNOWN_ID), ("zero", bytes(16))):
+        unknown["topics"][0]["topic_id"] = id_bytes
+        walk.ask(1, 13, unknown, name=f"Fetch {name} id")
+    session = {"session_id": 12345, "session_epoch": 3}
+    walk.ask(1, 11, fetch_body("fetched", 0) | session, name="Fetch session 12345")
+    walk.ask(1, 11, fetch_body("fetched", 0) | {"replica_id": 5}, name="Fetch replica 5")
+    many = fetch_body("fetched", 7)
+    many["topics"].append(fetch_body("never-made", 0)["topics"][0])
+    many["topics"].append(fetch_body("fetched-2", 0)["topics"][0])
+    walk.ask(1, 11, many, name="Fetch many")
+    walk.ask(1, 11, fetch_body("fetched", 0) | {"topics": []}, name="Fetch nothing")
+
+
+@case
+def members_that_are_not_known(walk: Walk) -> None:
+    for version in (0, 4):
+        for group in ("never-was", ""):
+            body = {"group_id": group, "generation_id": 1, "member_id": "m"}
+            walk.ask(12, version, body, name=f"Heartbeat v{version} {group!r}")
+            walk.ask(14, version, body, name=f"SyncGroup v{version} {group!r}")
+    for version in (2, 5):
+        for group in ("never-was", ""):
+            body = {"group_id": group, "member_id": "m", "members": [{"member_id": "m"}]}
+            walk.ask(13, version, body, name=f"LeaveGroup v{version} {group!r}")
+    walk.ask(13, 5, {"group_id": "never-was", "members": []})
+    walk.joined("known")
+    for group, generation, member in (("known", 1, "m"), ("known", 9, "m"), ("known", -1, "")):
+        body = {"group_id": group, "generation_id": generation, "member_id": member}
+        walk.ask(12, 4, body)
+        walk.ask(14, 5, body)
+
+
+@case
+def join_group(walk: Walk) -> None:
+    for version in (3, 6, 9):
+        for name, body in (
+            ("unknown member", join("j-none", member="m")),
+            ("unknown member of a group", join(f"j-known-{version}", member="m")),
+            ("no group", join("")),
+            ("session 100", join("j-none", session=100)),
+            ("session 2 hours", join("j-none", session=7_200_000)),
+            ("no protocols", join("j-none", protocols=())),
+            ("no type", join("j-none", kind="")),
+            ("no group, session 100", join("", session=100)),
+            ("unknown member, no type", join("j-none", member="m", kind="")),
+            ("unknown instance and member", join("j-none", member="m", instance="i")),
+        ):
+            if name.endswith("of a group"):
+                walk.joined(f"j-known-{version}")
+            walk.ask(11, version, body, name=f"JoinGroup v{version} {name}")
+    first = walk.ask(11, 9, join("j-first"))
+    walk.ask(11, 9, join("j-first", member=first["member_id"], kind="connect"))
+    walk.joined("j-other")
+    walk.ask(11, 9, join("j-other", kind="connect"))
+    walk.ask(11, 9, join("j-other", protocols=("sticky",)))
+
+
+@case
+def a_group_of_one(walk: Walk) -> None:
+    walk.topic("of-one")
+    group = "of-one"
+    member = walk.ask(11, 9, join(group, "of-one"))["member_id"]
+    joined = walk.ask(11, 9, join(group, "of-one", member=member, protocols=("range", "sticky")))
+    generation = joined["generation_id"]
+    mine = {"group_id": group, "generation_id": generation, "member_id": member}
+    # CompletingRebalance
+    walk.ask(12, 4, mine)
+    by_member = commit(group, "of-one", 1, member=member, generation=generation)
+    walk.ask(8, 8, by_member)
+    for version in (0, 5, 6):
+        walk.ask(15, version, {"groups": [group]})
+    named = {"protocol_type": "consumer", "protocol_name": "range"}
+    walk.ask(14, 5, sync(group, member, generation, **named | {"protocol_name": "sticky"}))
+    walk.ask(14, 5, sync(group, member, generation, **named | {"protocol_type": "connect"}))
+    walk.ask(14, 5, sync(group, member, generation + 4, **named))
+    walk.ask(14, 5, sync(group, "m", generation, **named))
+    walk.ask(14, 5, sync(group, member, generation, **named))
+    # Stable
+    walk.ask(14, 5, sync(group, member, generation, **named))
+    walk.ask(14, 3, sync(group, member, generation))
+    walk.ask(14, 5, sync(group, member, generation, **named | {"protocol_name": "sticky"}))
+    walk.ask(12, 4, mine)
+    walk.ask(12, 4, mine | {"generation_id": generation + 1})
+    walk.ask(12, 4, mine | {"member_id": "m"})
+    for version in (0, 4, 6):
+        walk.ask(15, version, {"groups": [group]})
+    walk.ask(8, 9, by_member)
+    for name, body in (
+        ("from outside", commit(group, "of-one", 2)),
+        ("unknown member", commit(group, "of-one", 2, member="m", generation=generation)),
+        ("old generation", commit(group, "of-one", 2, member=member, generation=generation - 1)),
+        ("no generation", commit(group, "of-one", 2, member=member)),
+        ("unknown topic", commit(group, "no", 2, member=member, generation=generation)),
+        ("long metadata",
+         commit(group, "of-one", 2, member=member, generation=generation, metadata="x" * 5000)),
+        ("unknown topic, member", commit(group, "no", 2, member="m", generation=generation)),
+    ):  # fmt: skip
+        walk.ask(8, 8, body, name=f"OffsetCommit {name}")
+    asked = {"group_id": group, "topics": [{"name": "of-one", "partition_indexes": [0]}]}
+    walk.ask(9, 7, asked)
+    walk.ask(42, 2, {"groups_names": [group]})
+    rows = [{"name": "of-one", "partitions": [{"partition_index": 0}]},
+            {"name": TOPIC, "partitions": [{"partition_index": 0}]}]  # fmt: skip
+    walk.ask(47, 0, {"group_id": group, "topics": rows})
+    for states, types in (
+        (["stable"], []), ([], ["Classic"]), (["zz"], []), ([], ["zz"]), (["Empty"], ["classic"]),
+        (["Stable"], ["consumer"]),
+    ):  # fmt: skip
+        body = {"states_filter": states, "types_filter": types}
+        walk.ask(16, 5, body, only=lambda row: row["group_id"] == group)
+    walk.ask(13, 5, {"group_id": group, "members": [{"member_id": member}, {"member_id": "m"}]})
+    # Empty
+    walk.ask(12, 4, mine)
+    walk.ask(15, 6, {"groups": [group]})
+    walk.ask(8, 8, commit(group, "of-one", 3, member=member), name="OffsetCommit -1 of Empty")
+    walk.ask(8, 8, commit(group, "of-one", 3, member=member, generation=1), name="of Empty")
+    walk.ask(8, 8, commit(group, "of-one", 4))
+    walk.ask(9, 7, asked)
+    walk.ask(47, 0, {"group_id": group, "topics": rows})
+    walk.ask(9, 7, asked)
+    walk.ask(42, 2, {"groups_names": [group, group, ""]})
+    walk.ask(15, 5, {"groups": [group]})
+
+
+@case
+def a_group_of_two(walk: Walk) -> None:
+    group = "of-two"
+    one, two = walk.connect(), walk.connect()
+    first = walk.ask(11, 5, join(group))["member_id"]
+    walk.ask(11, 5, join(group, member=first))
+    walk.ask(14, 3, sync(group, first, 1))
+    second = walk.ask(11, 5, join(group, "u"))["member_id"]
+    two.send(11, 5, join(group, "u", member=second))
+    await_state(walk, group, "PreparingRebalance")
+    mine = {"group_id": group, "generation_id": 1, "member_id": first}
+    walk.ask(12, 3, mine, name="Heartbeat while preparing")
+    walk.ask(12, 3, mine | {"member_id": second}, name="Heartbeat of the one who waits")
+    walk.ask(14, 3, sync(group, first, 1), name="SyncGroup while preparing")
+    walk.ask(8, 7, commit(group, TOPIC, 1, member=first, generation=1), name="OffsetCommit then")
+    walk.ask(15, 5, {"groups": [group]}, name="DescribeGroups while preparing")
+    one.send(11, 5, join(group, member=first))
+    leader, follower = one.receive(11, 5), two.receive(11, 5)
+    walk.note("JoinGroup leader", leader)
+    walk.note("JoinGroup follower", follower)
+    two.send(14, 3, sync(group, second, 2) | {"assignments": []})
+    rows = [{"member_id": first, "assignment": b"1"}, {"member_id": second, "assignment": b"2"}]
+    walk.ask(14, 3, sync(group, first, 2) | {"assignments": rows})
+    walk.note("SyncGroup follower", two.receive(14, 3))
+    walk.ask(15, 5, {"groups": [group]})
+    walk.ask(13, 2, {"group_id": group, "member_id": second})
+    walk.ask(12, 3, mine | {"generation_id": 2})
+    walk.ask(13, 2, {"group_id": group, "member_id": second})
+    walk.ask(13, 4, {"group_id": group, "members": [{"member_id": first}]})
+
+
+def await_state(walk: Walk, group: str, state: str) -> None:
+    while walk.quietly(15, 5, {"groups": [group]})["groups"][0]["group_state"] != state:
+        time.sleep(0.01)
+
+
+@case
+def static_members(walk: Walk) -> None:
+    for version, group in ((9, "static-9"), (5, "static-5")):
+        old, generation = walk.joined(group, instance="one")
+        again = walk.ask(11, version, join(group, instance="one"))
+        new = again["member_id"]
+        stale = {"group_id": group, "generation_id": generation, "member_id": old,
+                 "group_instance_id": "one"}  # fmt: skip
+        walk.ask(12, 4, stale)
+        walk.ask(14, 3, sync(group, old, generation, instance="one"))
+        members = [{"member_id": old, "group_instance_id": "one"}]
+        walk.ask(13, 5, {"group_id": group, "members": members})
+        body = commit(group, TOPIC, 1, member=old, generation=generation, instance="one")
+        walk.ask(8, 8, body)
+        walk.ask(11, version, join(group, instance="one", member=old))
+        walk.ask(12, 4, stale | {"member_id": new})
+        walk.ask(12, 4, stale | {"group_instance_id": "two"})
+        walk.ask(14, 3, sync(group, new, generation, instance="one"))
+        walk.ask(15, 5, {"groups": [group]})
+        members = [{"member_id": "", "group_instance_id": name} for name in ("one", "two")]
+        walk.ask(13, 5, {"group_id": group, "members": members})
+        walk.ask(15, 5, {"groups": [group]})
+
+
+@case
+def offsets_of_groups(walk: Walk) -> None:
+    for version in (8, 9):
+        body = commit("never-was", TOPIC, 1, member="m", generation=5)
+        walk.ask(8, version, body, name=f"OffsetCommit unknown group v{version}")
+    walk.ask(8, 8, commit("outside", TOPIC, 1, metadata="x" * 4096))
+    walk.ask(8, 8, commit("outside", TOPIC, 2, metadata="x" * 4097))
+    walk.ask(8, 8, commit("outside", TOPIC, -5), we={"error_code": (0, 42)})
+    walk.ask(8, 8, commit("outside", TOPIC, 3) | {"topics": []})
+    two = commit("outside", TOPIC, 3)
+    two["topics"] += commit("outside", "never-made", 3)["topics"]
+    walk.ask(8, 8, two)
+    walk.ask(8, 2, commit("outside", TOPIC, 4) | {"retention_time_ms": 1_000_000})
+    walk.ask(15, 5, {"groups": ["outside"]})
+    walk.ask(15, 6, {"groups": ["outside", "never-was", ""]})
+    walk.ask(15, 5, {"groups": ["never-was", ""]})
+    topics = [{"name": name, "partition_indexes": [0, 9]} for name in (TOPIC, "never-made")]
+    for group in ("outside", "never-was", ""):
+        for rows in (topics, None, []):
+            walk.ask(9, 7, {"group_id": group, "topics": rows})
+            walk.ask(9, 9, {"groups": [{"group_id": group, "topics": rows}]})
+    walk.ask(9, 1, {"group_id": "outside", "topics": topics})
+    walk.ask(9, 9, {"groups": [{"group_id": "outside", "topics": None, "member_id": "m",
+                                "member_epoch": 1}]})  # fmt: skip
+    # A broker has a group without a name, for offsets only.
+    walk.ask(8, 8, commit("", TOPIC, 1), we={"error_code": (0, 24)})
+    mine = in_transaction(walk, "nameless")
+    walk.ask(25, 3, mine | {"group_id": ""}, we={"error_code": (0, 24)})
+    walk.ask(42, 2, {"groups_names": ["never-was"]})
+    rows = [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]
+    walk.ask(47, 0, {"group_id": "never-was", "topics": rows})
+    walk.ask(47, 0, {"group_id": "", "topics": rows})
+
+
+# ---- transactions ----
+
+
+def init(name: str | None, *, producer: tuple[int, int] = (-1, -1),
+         timeout: int = 60_000) -> dict[str, Any]:  # fmt: skip
+    """Return an InitProducerId request."""
+    return {
+        "transactional_id": name, "transaction_timeout_ms": timeout,
+        "producer_id": producer[0], "producer_epoch": producer[1],
+    }  # fmt: skip
+
+
+@case
+def init_producer_id(walk: Walk) -> None:
+    walk.ask(22, 5, init(""))
+    for timeout in (0, -1, 900_000, 900_001):
+        walk.ask(22, 5, init("init", timeout=timeout), retry={51})
+    walk.ask(22, 5, init(None, timeout=0))
+    walk.ask(22, 5, init(None, producer=(7, 3)))
+    producer_id, epoch = walk.producer("init")
+    walk.ask(22, 5, init("init", producer=(producer_id, -1)))
+    walk.ask(22, 5, init("init", producer=(-1, epoch)))
+    for version in (3, 5):
+        current = producer_id, epoch
+        made = walk.ask(22, version, init("init", producer=current), name="current", retry={51})
+        walk.ask(22, version, init("init", producer=current), name="the same again", retry={51})
+        walk.ask(22, version, init("init", producer=(producer_id, epoch - 1)), name="older")
+        walk.ask(22, version, init("init", producer=(producer_id, epoch + 9)), name="newer")
+        walk.ask(22, version, init("init", producer=(producer_id + 999, epoch)), name="other id")
+        epoch = made["producer_epoch"]
+    walk.ask(22, 5, init("init-new", producer=(producer_id, epoch)), name="new name")
+    walk.ask(22, 5, init("init-open"))
+    in_transaction(walk, "init-open")
+    walk.ask(22, 4, init("init-open"), retry={51}, name="InitProducerId of an open transaction")
+
+
+@case
+def transactions_that_are_not_there(walk: Walk) -> None:
+    walk.topic("tx-none")
+    walk.topic("tx-other")
+    producer_id, epoch = walk.producer("tx-none")
+    mine = {"transactional_id": "tx-none", "producer_id": producer_id, "producer_epoch": epoch}
+    for version in (1, 3):
+        for name, changes in (
+            ("unknown id", {"transactional_id": "never-was"}), ("no id", {"transactional_id": ""}),
+            ("wrong producer", {"producer_id": producer_id + 999}),
+            ("new epoch", {"producer_epoch": epoch + 1}),
+            ("old epoch", {"producer_epoch": epoch - 1}),
+        ):  # fmt: skip
+            who = mine | changes
+            walk.ask(24, version, add(who, "tx-none"), name=f"AddPartitionsToTxn {name}")
+            walk.ask(25, version, who | {"group_id": "g"}, name=f"AddOffsetsToTxn {name}")
+            walk.ask(26, version, who | {"committed": True}, name=f"EndTxn {name}")
+            walk.ask(28, version, txn_commit(who, "g"), name=f"TxnOffsetCommit {name}")
+        walk.ask(24, version, add(mine, "tx-none", "never-made"), name="AddPartitionsToTxn two")
+        walk.ask(24, version, add(mine), name="AddPartitionsToTxn none")
+        walk.ask(26, version, mine | {"committed": True}, name="EndTxn of Empty", retry={51})
+        walk.ask(26, version, mine | {"committed": False}, name="EndTxn of Empty", retry={51})
+    raw = at(START_MS, b"a", producer=(producer_id, epoch, 0), transactional=True)
+    for version in (9, 11):
+        body = produce_body("tx-none", raw, transactional_id="tx-none")
+        walk.ask(0, version, body, name=f"Produce v{version} before AddPartitions")
+    for version in (3, 4):
+        walk.ask(28, version, txn_commit(mine, "g"), name="TxnOffsetCommit before AddOffsets")
+
+
+@case
+def a_transaction(walk: Walk) -> None:
+    walk.topic("tx", 2)
+    walk.topic("tx-offsets")
+    producer_id, epoch = walk.producer("tx")
+    mine = {"transactional_id": "tx", "producer_id": producer_id, "producer_epoch": epoch}
+    walk.ask(24, 3, add(mine, "tx"), retry={51})
+    walk.ask(24, 3, add(mine, "tx"))
+
+    def batch_of(sequence: int, *, transactional: bool = True, epoch: int = epoch) -> bytes:
+        producer = producer_id, epoch, sequence
+        return at(START_MS, b"a", b"b", producer=producer, transactional=transactional)
+
+    def produce(name: str, raw: bytes, *, version: int = 9, partition: int = 0) -> None:
+        body = produce_body("tx", raw, transactional_id="tx", partition=partition)
+        walk.ask(0, version, body, name=f"Produce {name}")
+
+    walk.ask(65, 0, {"transactional_ids": ["tx"]})
+    produce("first", batch_of(0))
+    produce("again", batch_of(0))
+    produce("plain batch inside the transaction", batch_of(2, transactional=False))
+    produce("plain batch inside v11", batch_of(2, transactional=False), version=11)
+    produce("another partition", batch_of(0), partition=1)
+    produce("another partition v11", batch_of(0), partition=1, version=11)
+    produce("second", batch_of(2))
+    for isolation in (0, 1):
+        walk.ask(1, 11, fetch_body("tx", 0, isolation=isolation), name=f"Fetch open {isolation}")
+    offsets = [{"name": "tx", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    for isolation in (0, 1):
+        body = {"replica_id": -1, "isolation_level": isolation, "topics": offsets}
+        walk.ask(2, 9, body, name=f"ListOffsets open {isolation}")
+    group = "tx-group"
+    walk.ask(25, 3, mine | {"group_id": group})
+    walk.ask(28, 3, txn_commit(mine, group, generation_id=5, member_id="m"))
+    walk.ask(28, 3, txn_commit(mine, group, generation_id=5))
+    walk.ask(28, 3, txn_commit(mine, group))
+    fetched = {"group_id": group, "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
+    walk.ask(9, 7, fetched | {"require_stable": True}, name="OffsetFetch stable, open")
+    walk.ask(9, 7, fetched, name="OffsetFetch open")
+    walk.ask(61, 0, {"topics": [{"name": "tx", "partition_indexes": [0]}]})
+    walk.ask(26, 4, mine | {"committed": True}, name="EndTxn commit")
+    walk.ask(26, 4, mine | {"committed": True}, name="EndTxn again", retry={51})
+    walk.ask(26, 4, mine | {"committed": False}, name="EndTxn abort then", retry={51})
+    walk.ask(9, 7, fetched | {"require_stable": True}, name="OffsetFetch stable", retry={88})
+    walk.ask(28, 3, txn_commit(mine, group), name="TxnOffsetCommit after the end")
+    await_stable(walk, "tx", 5)
+    for isolation in (0, 1):
+        walk.ask(1, 11, fetch_body("tx", 0, isolation=isolation), name=f"Fetch done {isolation}")
+    walk.ask(24, 3, add(mine, "tx"), name="AddPartitionsToTxn second", retry={51})
+    produce("to be aborted", batch_of(4))
+    walk.ask(26, 4, mine | {"committed": False}, name="EndTxn abort")
+    walk.ask(26, 4, mine | {"committed": False}, name="EndTxn abort again", retry={51})
+    walk.ask(26, 4, mine | {"committed": True}, name="EndTxn commit then", retry={51})
+    await_stable(walk, "tx", 8)
+    for isolation in (0, 1):
+        walk.ask(1, 11, fetch_body("tx", 0, isolation=isolation), name=f"Fetch end {isolation}")
+    walk.ask(61, 0, {"topics": [{"name": "tx", "partition_indexes": [0]}]})
+    # Fenced by its successor.
+    walk.ask(24, 3, add(mine, "tx"), name="AddPartitionsToTxn third", retry={51})
+    walk.ask(22, 4, init("tx"), retry={51}, name="InitProducerId of a successor")
+    for version in (1, 4):
+        walk.ask(26, version, mine | {"committed": True}, name=f"EndTxn v{version} fenced")
+    for version in (1, 3):
+        walk.ask(24, version, add(mine, "tx"), name=f"AddPartitionsToTxn v{version} fenced")
+        walk.ask(25, version, mine | {"group_id": "g"}, name=f"AddOffsetsToTxn v{version} fenced")
+        walk.ask(28, version, txn_commit(mine, group), name=f"TxnOffsetCommit v{version} fenced")
+    produce("fenced", batch_of(6))
+    walk.ask(66, 0, {}, only=lambda row: row["transactional_id"] == "tx")
+
+
+def await_stable(walk: Walk, topic: str, offset: int) -> None:
+    """Wait until the last stable offset is the end: a broker writes markers after its answer."""
+    row = {"partition_index": 0, "timestamp": -1}
+    topics = [{"name": topic, "partitions": [row]}]
+    asked = {"replica_id": -1, "isolation_level": 1, "topics": topics}
+    deadline = time.monotonic() + 10
+    while walk.quietly(2, 9, asked)["topics"][0]["partitions"][0]["offset"] != offset:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@case
+def markers(walk: Walk) -> None:
+    walk.topic("marked")
+    producer_id, _ = walk.producer(None)
+    for name, topic, number, epoch in (
+        ("a higher epoch", "marked", 0, 3), ("an older epoch", "marked", 0, 1),
+        ("unknown partition", "marked", 7, 3), ("unknown topic", "never-made", 0, 3),
+    ):  # fmt: skip
+        row = {"producer_id": producer_id, "producer_epoch": epoch, "transaction_result": True}
+        row |= {"coordinator_epoch": 0, "topics": [{"name": topic, "partition_indexes": [number]}]}
+        walk.ask(27, 1, {"markers": [row]}, name=f"WriteTxnMarkers {name}")
+    walk.ask(1, 11, fetch_body("marked", 0))
+    walk.ask(61, 0, {"topics": [{"name": "marked", "partition_indexes": [0]}]})
+
+
+@case
+def transactions_described(walk: Walk) -> None:
+    walk.ask(65, 0, {"transactional_ids": ["never-was", ""]})
+    walk.producer("listing-empty")
+    mine = in_transaction(walk, "listing-open")
+    only = lambda row: row["transactional_id"].startswith("listing-")  # noqa: E731
+    walk.ask(66, 0, {"state_filters": ["zz"]}, only=only)
+    walk.ask(66, 0, {"state_filters": ["Empty"]}, only=only)
+    walk.ask(66, 0, {"state_filters": ["empty"]}, only=only)
+    walk.ask(66, 0, {"producer_id_filters": [mine["producer_id"]]}, only=only)
+    walk.ask(66, 1, {"duration_filter": 100_000_000}, only=only)
+    walk.ask(66, 1, {"duration_filter": -1}, only=only)
+    walk.ask(66, 2, {"duration_filter": -1, "transactional_id_pattern": "listing-o.*"}, only=only)
+    walk.ask(66, 2, {"duration_filter": -1, "transactional_id_pattern": "("}, only=only)
+    walk.ask(66, 2, {"duration_filter": -1, "transactional_id_pattern": ""}, only=only)
+
+
+# ---- administration ----
+
+
+@case
+def delete_records(walk: Walk) -> None:
+    walk.topic("dr")
+    walk.topic("dr-compact", cleanup_policy="compact")
+    walk.produce("dr", b"a", b"b", b"c")
+    for name, topic, number, offset in (
+        ("beyond the end", "dr", 0, 9), ("-5", "dr", 0, -5), ("1", "dr", 0, 1),
+        ("below the start", "dr", 0, 0), ("all", "dr", 0, -1), ("compacted", "dr-compact", 0, 0),
+        ("unknown", "never-made", 0, 0), ("unknown partition", "dr", 7, 0),
+        ("internal", "__consumer_offsets", 0, 0),
+    ):  # fmt: skip
+        rows = [{"name": topic, "partitions": [{"partition_index": number, "offset": offset}]}]
+        walk.ask(21, 2, {"topics": rows, "timeout_ms": 10_000}, name=f"DeleteRecords {name}")
+
+
+@case
+def create_partitions(walk: Walk) -> None:
+    walk.topic("cp", 2)
+
+    def asked(count: int, assignments: Any = None, *, topic: str = "cp") -> dict[str, Any]:
+        row = {"name": topic, "count": count, "assignments": assignments}
+        return {"topics": [row], "timeout_ms": 10_000, "validate_only": False}
+
+    for count in (2, 1, 0, -1):
+        walk.ask(37, 3, asked(count), name=f"CreatePartitions {count}")
+    one = {"broker_ids": [1]}
+    walk.ask(37, 3, asked(4, [one]), name="CreatePartitions assignments short")
+    walk.ask(37, 3, asked(3, [{"broker_ids": [9]}]), name="CreatePartitions node 9")
+    walk.ask(37, 3, asked(3, []), name="CreatePartitions no assignments")
+    twice = asked(3)
+    walk.ask(37, 3, twice | {"topics": twice["topics"] * 2}, name="CreatePartitions twice")
+    walk.ask(37, 3, asked(3, topic="never-made"), name="CreatePartitions unknown")
+    walk.ask(37, 3, asked(3) | {"validate_only": True}, name="CreatePartitions validated")
+    walk.ask(37, 3, asked(3, [one]), name="CreatePartitions 3")
+
+
+@case
+def describe_configs(walk: Walk) -> None:
+    for kind, name in (
+        (2, "never-made"), (2, "a b"), (2, ""), (4, "9"), (4, "x"), (99, "x"), (0, "x"),
+    ):  # fmt: skip
+        row = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        walk.ask(32, 4, {"resources": [row]}, name=f"DescribeConfigs {kind} {name}")
+    row = {"resource_type": 4, "resource_name": "", "configuration_keys": None}
+    # A broker has a default for the cluster.
+    walk.ask(32, 4, {"resources": [row]}, we={"configs": (..., ABSENT)})
+    row = {"resource_type": 2, "resource_name": TOPIC, "configuration_keys": []}
+    walk.ask(32, 4, {"resources": [row]}, name="DescribeConfigs no keys")
+
+
+@case
+def alter_configs(walk: Walk) -> None:
+    walk.topic("ac")
+
+    def ask(name: str, *settings: tuple[str, int, str | None], topic: str = "ac", kind: int = 2,
+            **more: Any) -> None:  # fmt: skip
+        rows = [{"name": key, "config_operation": operation, "value": value}
+                for key, operation, value in settings]  # fmt: skip
+        row = {"resource_type": kind, "resource_name": topic, "configs": rows}
+        body = {"resources": [row], "validate_only": False}
+        walk.ask(44, 1, body, name=f"IncrementalAlterConfigs {name}", **more)
+        old = [{"name": key, "value": value} for key, operation, value in settings]
+        if not any(operation for _, operation, _ in settings):
+            body = {"resources": [row | {"configs": old}], "validate_only": True}
+            walk.ask(33, 2, body, name=f"AlterConfigs {name}", **more)
+
+    ask("unknown", ("no.such", 0, "1"))
+    ask("bad value", ("retention.ms", 0, "x"))
+    ask("append to a number", ("retention.ms", 2, "1"))
+    ask("twice", ("retention.ms", 0, "1000000"), ("retention.ms", 0, "2000000"))
+    ask("null", ("retention.ms", 0, None))
+    ask("unknown topic", ("retention.ms", 0, "1000000"), topic="never-made")
+    ask("bad topic", ("retention.ms", 0, "1000000"), topic="a b")
+    ask("operation 9", ("retention.ms", 9, "1000000"), we={"error_code": (-1, 42)})
+    ask("type 99", ("retention.ms", 0, "1000000"), kind=99)
+    ask("append", ("cleanup.policy", 2, "compact"))
+    ask("append again", ("cleanup.policy", 2, "compact"))
+    ask("append nothing known", ("cleanup.policy", 2, "zz"))
+    ask("subtract", ("cleanup.policy", 3, "delete"))
+    ask("subtract what is not there", ("cleanup.policy", 3, "zz"))
+    ask("delete", ("cleanup.policy", 1, None))
+    ask("delete unknown", ("no.such", 1, None))
+    ask("nothing")
+    row = {"resource_type": 2, "resource_name": "ac", "configuration_keys": ["cleanup.policy"]}
+    walk.ask(32, 4, {"resources": [row]})
+
+
+@case
+def delete_topics(walk: Walk) -> None:
+    known = walk.topic("dt")
+
+    def ask(name: str, *rows: tuple[str | None, bytes]) -> None:
+        topics = [{"name": topic, "topic_id": id_bytes} for topic, id_bytes in rows]
+        body = {"topics": topics, "timeout_ms": 10_000}
+        walk.ask(20, 6, body, name=f"DeleteTopics {name}")
+
+    none = bytes(16)
+    ask("name and id", ("dt", known))
+    ask("neither", (None, none))
+    ask("twice", ("dt", none), ("dt", none))
+    ask("by name and by id", ("dt", none), (None, known))
+    ask("unknown id", (None, UNKNOWN_ID))
+    ask("unknown name", ("never-made", none))
+    ask("bad name", ("a b", none))
+    for version in (1, 5):
+        names = {"topic_names": ["dt", "dt", "never-made"], "timeout_ms": 10_000}
+        walk.ask(20, version, names, name=f"DeleteTopics v{version}")
+    walk.ask(20, 5, {"topic_names": ["dt"], "timeout_ms": 10_000}, name="DeleteTopics at last")
+
+
+@case
+def log_dirs(walk: Walk) -> None:
+    walk.topic("ld")
+    walk.produce("ld", b"a", b"b")
+    walk.ask(35, 4, {"topics": [{"topic": "ld", "partitions": [0, 7]}]})
+    walk.ask(35, 4, {"topics": []})
+    walk.ask(35, 4, {"topics": [{"topic": "never-made", "partitions": [0]}]})
+    rows = [{"name": "ld", "partitions": [0]}, {"name": "never-made", "partitions": [0]}]
+    walk.ask(34, 2, {"dirs": [{"path": "/nowhere", "topics": rows}]})
+    walk.ask(34, 2, {"dirs": [{"path": "relative", "topics": rows}]})
+
+
+@case
+def leaders(walk: Walk) -> None:
+    rows = [{"topic": TOPIC, "partitions": [0]}, {"topic": "never-made", "partitions": [0]}]
+    for kind in (0, 1):
+        body = {"election_type": kind, "topic_partitions": rows, "timeout_ms": 10_000}
+        walk.ask(43, 2, body, name=f"ElectLeaders {kind}")
+    body = {"election_type": 9, "topic_partitions": rows, "timeout_ms": 10_000}
+    walk.ask(43, 2, body, name="ElectLeaders 9")
+    for version in (0, 1):
+        for name, number, nodes in (
+            ("here", 0, [1]), ("nowhere", 0, []), ("twice", 0, [1, 1]), ("there", 0, [2]),
+            ("cancel", 0, None), ("unknown", 7, [1]), ("cancel unknown", 7, None),
+        ):  # fmt: skip
+            parts = [{"partition_index": number, "replicas": nodes}]
+            body = {"topics": [{"name": TOPIC, "partitions": parts}], "timeout_ms": 10_000}
+            walk.ask(45, version, body, name=f"AlterPartitionReassignments {name}")
+    asked = [{"name": TOPIC, "partition_indexes": [0]}, {"name": "no", "partition_indexes": [0]}]
+    walk.ask(46, 0, {"topics": asked, "timeout_ms": 10_000})
+
+
+@pytest.mark.parametrize("walk", CASES, ids=lambda walk: walk.__name__)
+def test_walk(sides: Sides, walk: Callable[[Walk], None]) -> None:
+    compare(sides, walk)

@@ -50,7 +50,8 @@ FACADE = "logstore"
 MAY_USE_FACADE = frozenset({"testing", "cli"})
 
 CORE_UNITS = (
-    *("status", "format", "crc32c", "murmur2", "io", "io_recorder", "memory", "bytes", "lz4_frame"),
+    *("status", "format", "crc32c", "murmur2", "io", "io_path", "io_recorder", "memory", "bytes"),
+    "lz4_frame",
     *("batch", "batch_keep", "aborted", "uniform_run", "columns", "index", "segment", "read_ahead"),
     *("offset_map", "cleaner"),
 )

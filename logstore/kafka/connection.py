@@ -165,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._blocked = False
         self._blocked_since = None
-        self._send()
+        self._go_on()
 
     # ---- requests ----
 
@@ -208,8 +208,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._frame_began = self._now()
             self._make_space(whole)
             return False
-        if self._slots and (key != PRODUCE or len(self._slots) >= PIPELINE_MAX):
-            return False  # `answer` comes back here
+        if self._unsent and (key != PRODUCE or self._unsent >= PIPELINE_MAX):
+            return False  # `_go_on` comes back here when an answer is sent
         self._frame_began = None
         self.used_at = self._now()
         self.requests += 1
@@ -302,9 +302,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send an answer when those before it are sent.  No pieces: there is none to send."""
         slot.pieces = pieces
         if not self.closed:
-            self._send()
-            if not self._busy:
-                self._work()
+            self._go_on()
 
     def _send(self) -> None:
         while not self._blocked and not self._loading and not self.closed:
@@ -335,7 +333,18 @@ class Connection(asyncio.BufferedProtocol):
         if error is not None:
             self.close("error", f"records cannot be read: {error}")
         else:
-            self._send()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what can be sent; then begin the next request, if it waited for that."""
+        self._send()
+        if not self._busy and not self.closed:
+            self._work()
+
+    @property
+    def _unsent(self) -> int:
+        """How many requests are not answered, or their answer is not sent."""
+        return len(self._slots) + (self._outgoing is not None)
 
     # ---- ending ----
 

@@ -92,7 +92,7 @@ class KafkaServer(Closeable):
         with self._lock:
             if self._closing:
                 raise ClosedError("the server is closed")
-            if self._thread is not None:
+            if self._started:
                 return self
             first = self.store.companions.attach(self)
             if first is not self:
@@ -110,6 +110,10 @@ class KafkaServer(Closeable):
         _servers.add(self)
         log.info("serving %s on %s", self.store.path, self.bootstrap_servers)
         return self
+
+    @property
+    def _started(self) -> bool:
+        return self._thread is not None
 
     def _start(self) -> None:
         self._listeners = bind(self._listen, self.config.socket_listen_backlog_size)

@@ -264,6 +264,8 @@ class Producers:
 
         `unstable` is lowered here, before the first byte of a new transaction is in the log.
         """
+        if not admission.entries:
+            return  # no producer has a batch among them: there is nothing to apply
         self._pending = _Pending(admission, end_offset)
         if admission.opened:
             self.unstable = Unstable(min(self.unstable.offset, *admission.opened))

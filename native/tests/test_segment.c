@@ -64,6 +64,34 @@ static void a_failed_append_leaves_nothing_behind(void)
     ls_builder_free(&builder);
 }
 
+static void two_parts_are_appended_like_one(void)
+{
+    enum { HEAD = 16 };
+    static uint8_t data[3000];
+    sample_fill(data, sizeof data, 2);
+    for (size_t part = 1; part < 3100; part += part < 40 ? 1 : 511) {
+        memory_file file;
+        memory_open(&file, data, 10);
+        file.call_bytes_max = part;
+        file.interrupt_every = 3;
+        CHECK(ls_append_parts(&file.io, FD, data + 10, HEAD, data + 10 + HEAD,
+                              sizeof data - 10 - HEAD, 10).code == LS_OK);
+        CHECK(file.size == sizeof data && memcmp(file.data, data, sizeof data) == 0);
+        memory_close(&file);
+    }
+    for (int call = 1; call <= 3; call++) {
+        memory_file file;
+        memory_open(&file, data, 10);
+        file.call_bytes_max = 12;
+        file.fail_at[CALL_WRITE] = call;
+        file.fail_errno[CALL_WRITE] = ENOSPC;
+        file.torn_bytes = 5;
+        ls_status status = ls_append_parts(&file.io, FD, data + 10, HEAD, data + 10 + HEAD, 500, 10);
+        CHECK(status.code == LS_E_IO && status.os_errno == ENOSPC && file.size == 10);
+        memory_close(&file);
+    }
+}
+
 static void an_append_that_cannot_be_taken_back_says_so(void)
 {
     memory_file file;
@@ -260,6 +288,47 @@ static ls_status run_prefix(ls_prefix *prefix, memory_file *file, int64_t budget
     while ((status = ls_prefix_step(prefix, budget)).code == LS_OK) {
     }
     return status;
+}
+
+static void a_span_is_of_whole_batches_below_its_bounds(void)
+{
+    static const int64_t last[] = {0, 2, 5, 9, 14};    /* of 1, 2, 3, 4 and 5 records */
+    ls_builder builder;
+    int64_t ends[5];
+    five_batches(&builder, ends);
+    memory_file file;
+    memory_open(&file, builder.data, builder.size);
+    for (int64_t end = 0; end <= ends[4]; end++) {
+        for (int64_t stop = 0; stop <= 16; stop++) {
+            ls_window window;
+            ls_window_init(&window, &file.io, FD, 100);
+            int64_t reached = -1, next_offset = -1;
+            CHECK(ls_window_span(&window, 0, ends[4], end, stop, &reached, &next_offset).code ==
+                  LS_OK);
+            int count = 0;
+            while (count < 5 && ends[count] <= end && last[count] < stop) {
+                count++;
+            }
+            CHECK(reached == (count == 0 ? -1 : ends[count - 1]));
+            CHECK(next_offset == (count == 0 ? -1 : last[count - 1] + 1));
+            ls_window_free(&window);
+        }
+    }
+    for (int damaged = 0; damaged < 5; damaged++) {
+        int64_t at = (damaged == 0 ? 0 : ends[damaged - 1]) + LS_AT_MAGIC;
+        file.data[at] = 77;
+        ls_window window;
+        ls_window_init(&window, &file.io, FD, 100);
+        int64_t reached = -1, next_offset = -1;
+        ls_status status =
+            ls_window_span(&window, 0, ends[4], ends[4], 100, &reached, &next_offset);
+        CHECK(status.code == (damaged == 0 ? LS_E_CORRUPT : LS_OK));
+        CHECK(reached == (damaged == 0 ? -1 : ends[damaged - 1]));
+        ls_window_free(&window);
+        file.data[at] = 2;
+    }
+    memory_close(&file);
+    ls_builder_free(&builder);
 }
 
 static void the_prefix_of_a_torn_log_ends_at_the_last_whole_batch(void)
@@ -496,6 +565,7 @@ int main(void)
     void (*tests[])(void) = {
         short_and_interrupted_calls_are_completed,
         a_failed_append_leaves_nothing_behind,
+        two_parts_are_appended_like_one,
         an_append_that_cannot_be_taken_back_says_so,
         the_posix_functions_do_what_their_names_say,
         a_window_yields_every_batch_however_reads_are_cut,
@@ -503,6 +573,7 @@ int main(void)
         a_huge_batch_is_read_whole_but_not_on_its_word,
         a_failed_read_is_an_io_error_and_passes,
         find_lands_on_the_batch_that_holds_the_offset,
+        a_span_is_of_whole_batches_below_its_bounds,
         the_prefix_of_a_torn_log_ends_at_the_last_whole_batch,
         zeroes_and_garbage_behind_the_log_end_its_prefix,
         a_flipped_byte_cuts_the_prefix_at_its_batch,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import logstore
-from logstore import Producer, Record, Store
+from logstore import Partition, Producer, Record, Store
 from logstore.kafka.errors import ErrorCode
 from logstore.kafka.server import KafkaServer
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
@@ -209,6 +210,52 @@ def test_what_fetch_refuses(store: Store, peer: Peer) -> None:
     assert fetch(peer, "t", 2, current_leader_epoch=1)["error_code"] == 74
     body = fetch_body("t", 2) | {"session_id": 12345, "session_epoch": 3}
     assert peer.ask(FETCH, 11, body)["error_code"] == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_fetch_that_ends_with_a_segment_does_not_wait_for_more(store: Store, peer: Peer) -> None:
+    store.create_topic("t", config={"segment.bytes": 1 << 14})
+    for number in range(40):
+        store["t"][0].append(b"%d" % number * 500)
+    bases = [segment.base_offset for segment in store["t"][0].segments]
+    assert len(bases) > 2
+    began = time.monotonic()
+    row = fetch(peer, "t", 0, min_bytes=1 << 19, max_wait_ms=30_000)
+    assert time.monotonic() - began < 20
+    sent = b"".join(store["t"][0].read_batches(0, 1 << 20))
+    assert bytes(row["records"]) == sent[: store["t"][0].segments[0].size_bytes]
+
+
+def test_min_bytes_are_counted_without_reading(
+    store: Store, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_topic("t")
+    store["t"][0].append(b"x" * 100)
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise AssertionError("a record was read")
+
+    monkeypatch.setattr(Partition, "read_batches", refuse)
+    peer.send(FETCH, 11, fetch_body("t", 0, min_bytes=5000, max_wait_ms=30_000))
+    for _ in range(60):
+        store["t"][0].append(b"x" * 100)
+    answer = peer.receive(FETCH, 11)
+    assert len(answer["responses"][0]["partitions"][0]["records"]) >= 5000
+
+
+def test_a_produce_request_does_not_wait_in_the_loop_for_a_lock(
+    store: Store, server: KafkaServer
+) -> None:
+    """While a thread has the lock of one partition, the loop serves other connections."""
+    store.create_topic("t")
+    store["t"][0].append(b"first")
+    with Peer(server.address) as blocked, Peer(server.address) as other:
+        with store["t"][0].parts.view.lock:
+            blocked.send(PRODUCE, 9, produce_body("t", batch(b"second")))
+            for _ in range(5):
+                assert other.ask(18, 0, {})["error_code"] == 0
+        row = blocked.receive(PRODUCE, 9)["responses"][0]["partition_responses"][0]
+        assert (row["error_code"], row["base_offset"]) == (0, 1)
+    assert values(store, "t") == [b"first", b"second"]
 
 
 def test_the_first_batch_is_sent_however_large(store: Store, peer: Peer) -> None:

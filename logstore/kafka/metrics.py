@@ -28,7 +28,7 @@ def metrics(broker: Broker) -> dict[str, float]:
         "connections_accepted_total": broker.accepted,
         "request_bytes_total": broker.received + sum(each.received for each in connections),
         "response_bytes_total": broker.sent + sum(each.sent for each in connections),
-        'purgatory_size{kind="fetch"}': len(broker.waiting),
+        'purgatory_size{kind="fetch"}': broker.waiting.count,
         "syncs_total": broker.syncs.count,
         "appends_synced_total": broker.syncs.appends,
         "memory_in_use_bytes": broker.memory.in_use_bytes,

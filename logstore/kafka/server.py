@@ -101,10 +101,6 @@ class KafkaServer(Closeable):
             try:
                 self._start()
             except BaseException:
-                if self._thread is not None and self._loop is not None:
-                    with contextlib.suppress(RuntimeError):  # the loop has ended
-                        self._loop.call_soon_threadsafe(self._loop.stop)
-                    self._thread = None
                 self._forget()
                 raise
         _servers.add(self)
@@ -121,16 +117,21 @@ class KafkaServer(Closeable):
         if self._maintain:
             self._maintenance = Maintenance(self.store)
             self._maintenance.start()
-        ready = Gate()
-        self._loop = asyncio.new_event_loop()
+        self._failure, self._ended, ready = None, Gate(), Gate()
+        loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(
-            target=self._run, args=(self._loop, ready), name="logstore kafka", daemon=True
+            target=self._run, args=(loop, ready), name="logstore kafka", daemon=True
         )
         uninterrupted(thread.start)
-        self._thread = thread
-        ready.wait()
+        try:
+            ready.wait()
+        except BaseException:  # an interrupt
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(loop.stop)
+            raise
         if self._failure is not None:
             raise self._failure
+        self._thread = thread
 
     def _forget(self) -> None:
         """Release what `start` took: the server has ended, or did not begin."""

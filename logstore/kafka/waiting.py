@@ -49,9 +49,7 @@ class Waiting:
         self._lock = threading.Lock()
         self._changed: set[Partition] = set()  # guarded by the lock
         self._ended = False  # the server drains
-
-    def __len__(self) -> int:
-        return len({wait for waits in self._waits.values() for wait in waits})
+        self.count = 0  # fetches that wait
 
     def wait(
         self,
@@ -65,6 +63,7 @@ class Waiting:
         `ready` is asked again here: records may have come since the caller looked.
         """
         wait = Wait(tuple(dict.fromkeys(partitions)), ready, done)
+        self.count += 1
         for partition in wait._partitions:
             self._waits.setdefault(partition, {})[wait] = None
             if partition not in self._listeners:
@@ -94,6 +93,7 @@ class Waiting:
 
     def _remove(self, wait: Wait) -> None:
         wait.over = True
+        self.count -= 1
         if wait._timer is not None:
             wait._timer.cancel()
         for partition in wait._partitions:

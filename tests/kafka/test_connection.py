@@ -298,3 +298,52 @@ def test_idle_and_slow_peers_are_closed(began: bytes, later: float, closes: bool
     receive(connection, transport, began)
     connection.check_time(later)
     assert transport.closing is closes
+
+
+def test_a_connection_that_finishes_begins_no_further_request() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER, b"a") + frame(OTHER, b"b"))
+    assert not connection.finished
+    connection.finish()
+    assert not transport.reading
+    connection.answer(owner.begun[0][1], (b"first",))
+    connection.release()
+    assert len(owner.begun) == 1
+    assert bytes(transport.written) == b"first"
+    assert connection.finished
+    assert not transport.reading
+
+
+def test_a_request_that_rests_does_not_hold_the_end_up() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER))
+    assert not connection.finished
+    owner.begun[0][1].resting = True
+    assert connection.finished
+    assert not connection.quiet, "it is not idle either"
+
+
+def test_a_closed_connection_gives_the_memory_of_a_refused_request_back() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE, bytes(200_000)) + frame(OTHER))
+    connection.close("malformed")
+    connection.release()
+    assert len(owner.begun) == 1, "what follows is not begun"
+    connection.connection_lost(None)
+    assert owner.memory.in_use_bytes == 0
+
+
+@pytest.mark.parametrize(("later", "lets_go"), [(59.0, False), (61.0, True)])
+def test_a_closed_connection_whose_peer_does_not_read_is_let_go(
+    later: float, lets_go: bool
+) -> None:
+    aborted: list[bool] = []
+    owner = Owner()
+    connection, transport = connect(owner)
+    transport.abort = lambda: aborted.append(True)  # type: ignore[method-assign]
+    connection.close("size")
+    connection.check_time(later)
+    assert bool(aborted) is lets_go

@@ -113,10 +113,13 @@ def test_a_thread_that_cannot_begin_fails_the_start(
 
     with monkeypatch.context() as patched:
         patched.setattr("logstore.kafka.server.Acceptor.start", fails)
+        server = KafkaServer(store)
         with pytest.raises(MemoryError, match="no more"):
-            KafkaServer(store).start()
-    with KafkaServer(store) as server, Peer(server.address) as peer:
+            server.start()
+    with server, Peer(server.address) as peer:
         assert peer.ask(API_VERSIONS, 0, {})["error_code"] == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(server.address, timeout=5)
 
 
 # ---- the store ----

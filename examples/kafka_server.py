@@ -13,7 +13,7 @@ import tempfile
 import confluent_kafka
 
 import logstore
-from logstore.kafka.server import KafkaServer
+from logstore.kafka import KafkaServer
 
 
 def main(directory: str) -> None:

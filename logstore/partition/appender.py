@@ -300,8 +300,11 @@ class Appender:
         transaction has to be verified.
         """
         fsync = self._durability.fsync if durability is None else wants_fsync(durability)
-        if fsync and not wait:
-            raise ConfigError("wait=False needs durability='os': an fsync waits for the disk")
+        if not wait and (fsync or origin == "follower"):
+            raise ConfigError(
+                "wait=False needs durability='os', because an fsync waits for the disk, and is not "
+                "for copies from a leader"
+            )
         if origin == "follower":
             return self._append_copied(bytes(raw), fsync)
         if origin not in ("leader", "coordinator"):

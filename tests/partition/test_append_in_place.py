@@ -186,6 +186,8 @@ def test_an_append_that_need_not_wait(make_log: MakeLog) -> None:
         now(log, b"x" * 100)
     with pytest.raises(ConfigError, match="fsync"):
         log.parts.appender.append_batch(batch(b"a"), durability="fsync", wait=False)
+    with pytest.raises(ConfigError, match="copies"):
+        now(log, batch(b"a", base_offset=9), origin="follower")
 
 
 def test_a_lock_that_is_held_is_not_waited_for(make_log: MakeLog) -> None:

@@ -205,7 +205,7 @@ def test_a_span_of_any_numbers(directory: int) -> None:
         (file, None, -1) + (0,) * 4,
     ):
         with pytest.raises((TypeError, ValueError)):
-            span(*arguments)  # type: ignore[arg-type]
+            span(*arguments)
     file.close()
     with pytest.raises(ValueError, match="closed"):
         span(file, None, 0, 3, 5, 100, True)

@@ -17,8 +17,14 @@ from logstore.errors import DiskFullError, IndeterminateAppendError, Transaction
 from logstore.format import validation
 from logstore.format.batch import BatchHeader, with_header
 from logstore.store.store import Store
-from logstore.testing import ReferenceRecord, check_invariants, encode_batch
-from logstore.testing.io import Fault, inject_io, record_io
+from logstore.testing import (
+    Fault,
+    ReferenceRecord,
+    check_invariants,
+    encode_batch,
+    inject_io,
+    record_io,
+)
 from tests.conftest import MakeLog
 from tests.kit import values, with_crc
 
@@ -55,7 +61,7 @@ def test_both_paths_write_the_same_file(
     batches = [batch(*[b"x" * size] * count, timestamp=NOW + count) for count in range(1, 30)]
     logs = [make_log(f"{name}-0", index_interval_bytes=1000) for name in ("placed", "copied")]
     for raw in batches:
-        logs[0].append_batch(memoryview(bytearray(b"--" + raw))[2:])
+        logs[0].parts.appender.append_batch(memoryview(bytearray(b"--" + raw))[2:])
     copying(monkeypatch)
     for raw in batches:
         logs[1].append_batch(raw)
@@ -73,7 +79,7 @@ def test_the_buffer_is_not_changed(make_log: MakeLog) -> None:
     log.append(b"before")
     raw = bytearray(batch(b"a" * 5000))
     before = bytes(raw)
-    assert log.append_batch(raw).offsets == range(1, 2)
+    assert log.parts.appender.append_batch(raw).offsets == range(1, 2)
     assert raw == before
     assert values(log) == [b"before", b"a" * 5000]
 

@@ -13,8 +13,7 @@ from logstore import ConfigError, CorruptLogError, OffsetOutOfRangeError, Partit
 from logstore.errors import ClosedError
 from logstore.format.batch import BatchHeader
 from logstore.log.segment_slice import NotCachedError, Slice
-from logstore.testing import ReferenceRecord, encode_batch
-from logstore.testing.io import Fault, inject_io, record_io
+from logstore.testing import Fault, ReferenceRecord, encode_batch, inject_io, record_io
 from tests.conftest import MakeLog
 from tests.kit import flip
 

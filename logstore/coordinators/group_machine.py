@@ -172,6 +172,8 @@ class GroupMachine:
         if not protocol_type or not told.protocols:
             return False
         same_type = self.protocol_type is None or protocol_type == self.protocol_type
+        if not same_type and self.state is not GroupState.EMPTY:
+            return False  # also for the only member
         return self.members.allow(member_id, told, same_type=same_type)
 
     def _has_room(self, member_id: str, instance_id: str | None) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from logstore.config import ConfigError, dotted
+from logstore.config import ConfigError, PartitionConfig, dotted
 from logstore.errors import LogStoreError, UnknownTopicError
 from logstore.kafka.calls import Call
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
@@ -101,8 +101,8 @@ def _shown(call: Call, setting: dict[str, Any]) -> dict[str, Any]:
 def alter_configs(call: Call) -> dict[str, Any]:
     """Replace all settings of topics: a setting that is not named gets its default."""
 
-    def changes(topic: Topic, configs: list[dict[str, Any]]) -> Mapping[str, Any]:
-        named: dict[str, Any] = dict.fromkeys(topic.config.changed())
+    def changes(config: PartitionConfig, configs: list[dict[str, Any]]) -> Mapping[str, Any]:
+        named: dict[str, Any] = dict.fromkeys(config.changed())
         for each in configs:
             if each["value"] is None:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"{each['name']} has no value")
@@ -116,15 +116,15 @@ def alter_configs(call: Call) -> dict[str, Any]:
 def incremental_alter_configs(call: Call) -> dict[str, Any]:
     """Change some settings of topics."""
 
-    def changes(topic: Topic, configs: list[dict[str, Any]]) -> Mapping[str, Any]:
-        return {name: value for each in configs for name, value in _operation(topic, each).items()}
+    def changes(config: PartitionConfig, configs: list[dict[str, Any]]) -> Mapping[str, Any]:
+        return {name: value for each in configs for name, value in _operation(config, each).items()}
 
     return {"responses": _alter(call, changes)}
 
 
-def _operation(topic: Topic, asked: dict[str, Any]) -> dict[str, Any]:
+def _operation(config: PartitionConfig, asked: dict[str, Any]) -> dict[str, Any]:
     name, value, operation = asked["name"], asked["value"], asked["config_operation"]
-    field = {dotted(f.name): f for f in dataclasses.fields(topic.config)}.get(name)
+    field = {dotted(f.name): f for f in dataclasses.fields(config)}.get(name)
     if operation == DELETE:
         return {} if field is None else {name: None}
     if value is None:
@@ -137,7 +137,7 @@ def _operation(topic: Topic, asked: dict[str, Any]) -> dict[str, Any]:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"no operation {operation}")
     if field is None or type_of(field) != LIST:
         raise ConfigError(f"{name} is not a list: nothing can be added to it or removed")
-    words = [word for word in getattr(topic.config, field.name).split(",") if word]
+    words = [word for word in getattr(config, field.name).split(",") if word]
     given = [word.strip() for word in value.split(",")]
     if operation == APPEND:
         return {name: ",".join(dict.fromkeys([*words, *given]))}
@@ -163,9 +163,12 @@ def _alter(call: Call, changes: Any) -> list[dict[str, Any]]:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"no resource type {kind}")
             if kind != TOPIC:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, "settings of the node are fixed")
+            # A broker checks the settings before it looks for the topic.
+            known = call.broker.store.get(name)
+            config = PartitionConfig() if known is None else known.config
+            wanted = changes(config, each["configs"])
+            config.with_settings(wanted)
             topic = _topic(call, name)
-            wanted = changes(topic, each["configs"])
-            topic.config.with_settings(wanted)
             if not call.body["validate_only"]:
                 topic.alter(wanted)
         except EXPECTED as error:

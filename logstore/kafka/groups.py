@@ -131,10 +131,14 @@ def sync_group(call: Call) -> dict[str, Any] | Pending:
         return {"error_code": ErrorCode.UNKNOWN_MEMBER_ID}
     with groups.locked(body["group_id"]) as machine:
         protocol_type, protocol = machine.protocol_type, machine.protocol
+        of_member = (
+            not machine.members.check(body["member_id"], body["group_instance_id"])
+            and machine.generation == body["generation_id"]
+        )
     for given, known in (
         (body["protocol_type"], protocol_type), (body["protocol_name"], protocol),
     ):  # fmt: skip
-        if given is not None and known is not None and given != known:
+        if of_member and given is not None and known is not None and given != known:
             return {"error_code": ErrorCode.INCONSISTENT_GROUP_PROTOCOL}
     pending = Pending(call)
 

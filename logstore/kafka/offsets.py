@@ -81,7 +81,7 @@ def _offset(partition: Partition, when: int, isolation: str) -> TimedOffset | No
     if when >= 0:
         return reader.find_time(when, isolation=isolation)
     if when == MAX_TIMESTAMP:
-        return reader.latest_time(isolation=isolation)
+        return reader.latest_time(isolation="read_uncommitted")  # for either isolation, as Kafka
     if when in (LATEST_TIERED, EARLIEST_PENDING):
         return None  # nothing is tiered
     if when in (EARLIEST, EARLIEST_LOCAL):

@@ -158,7 +158,9 @@ def _append(
     records = each["records"]
     _check_batch(records, call.version)
     partition = topic[each["index"]]
-    if not _attributes(records) & _TRANSACTIONAL:
+    if _attributes(records) & _TRANSACTIONAL:
+        _check_producer(call, records)
+    else:
         row["log_start_offset"] = partition.start_offset
     try:
         appended = partition.parts.appender.append_batch(
@@ -172,6 +174,15 @@ def _append(
     row["log_start_offset"] = partition.start_offset
     if store.durability == "fsync":
         produced.wait_for(partition, appended.offsets, row)
+
+
+def _check_producer(call: Call, records: memoryview) -> None:
+    """Refuse a batch whose producer id is not the one of the transactional id."""
+    from logstore.coordinators.transaction_coordinator import Transactions
+
+    known = Transactions.of(call.broker.store).producer_id_of(call.body["transactional_id"])
+    if known != int.from_bytes(records[43:51], "big", signed=True):
+        raise KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
 
 def _check_batch(records: memoryview | None, version: int) -> None:

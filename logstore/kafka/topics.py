@@ -76,8 +76,8 @@ def _create(call: Call, asked: dict[str, Any]) -> dict[str, Any]:
     check_topic_name(name, store)
     if name in store:
         raise TopicExistsError(name)
-    count = _partitions(call, asked)
     settings = taken({each["name"]: each["value"] for each in asked["configs"]})
+    count = _partitions(call, asked)
     if call.body["validate_only"]:
         resulting = PartitionConfig.of(settings)
         return _made(count, resulting, settings, ZERO_ID)

@@ -179,10 +179,10 @@ def txn_offset_commit(call: Call) -> dict[str, Any]:
         if not body["transactional_id"]:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
         _check_id(call, body["transactional_id"], producer[0])
-        if body["generation_id"] >= 0 and not groups.knows(group):
-            raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
         place = (CONSUMER_OFFSETS, groups.book.partition_of(group))
         _transactions(call).verify(*producer, place)
+        if body["generation_id"] >= 0 and not groups.knows(group):
+            raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
         if offsets:
             groups.commit_in_transaction(
                 group,

@@ -6,6 +6,7 @@ that is allowed for one request is at that request, with its reason.
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import logstore
 from logstore._native import crc32c
 from logstore.kafka.apis import APIS
 from logstore.kafka.server import KafkaServer
+from tests.campaign import sized
 from tests.kafka.peer import fetch_body, produce_body, request, response
 
 from .kafka import Broker, require_kafka
@@ -44,7 +46,7 @@ class Sides(NamedTuple):
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     require_kafka()
-    settings = SETTINGS | {"log.retention.check.interval.ms": 3_600_000}
+    settings = SETTINGS | {"offsets.topic.num.partitions": 50}
     broker = Broker(tmp_path_factory.mktemp("broker"), settings)
     broker.start()
     try:
@@ -1318,3 +1320,226 @@ def leaders(walk: Walk) -> None:
 @pytest.mark.parametrize("walk", CASES, ids=lambda walk: walk.__name__)
 def test_walk(sides: Sides, walk: Callable[[Walk], None]) -> None:
     compare(sides, walk)
+
+
+# ---- random walks ----
+
+
+class Wanderer:
+    """Random requests about two topics, two groups and two transactional ids.
+
+    The requests depend on the seed, and on ids that the side has given.  A group has one member at
+    a time, so that no join waits for another one.
+    """
+
+    def __init__(self, walk: Walk, seed: int) -> None:
+        self.walk = walk
+        self.chance = random.Random(seed)
+        self.prefix = f"random-{seed}"
+        self.members: dict[str, str] = {}
+        self.producers: dict[str, tuple[int, int]] = {}
+
+    def step(self) -> None:
+        self.chance.choice(
+            [
+                self.create, self.grow, self.trim, self.alter, self.produce, self.produce,
+                self.fetch, self.offsets, self.join, self.join, self.beat, self.sync, self.leave,
+                self.commit, self.commit, self.committed, self.describe, self.delete_group,
+                self.init, self.add, self.add, self.produce_in, self.produce_in, self.add_offsets,
+                self.commit_in, self.end, self.end,
+            ]
+        )()  # fmt: skip
+
+    def topic(self) -> str:
+        return f"{self.prefix}-{self.chance.choice('aab')}"
+
+    def group(self) -> str:
+        return f"{self.prefix}-{self.chance.choice('gh')}"
+
+    def transaction(self) -> str:
+        return f"{self.prefix}-{self.chance.choice('xy')}"
+
+    # ---- topics ----
+
+    def create(self) -> None:
+        name, count = self.topic(), self.chance.choice([-1, 0, 1, 2])
+        policy = self.chance.choice(["delete", "compact", "none"])
+        configs = [{"name": "cleanup.policy", "value": policy}] * self.chance.randrange(2)
+        made = self.walk.ask(19, 7, new_topic(name, num_partitions=count, configs=configs))
+        if made["topics"][0]["error_code"] == 0:
+            self.walk.await_topic(name, made["topics"][0]["num_partitions"])
+
+    def grow(self) -> None:
+        name, count = self.topic(), self.chance.randrange(4)
+        row = {"name": name, "count": count, "assignments": None}
+        body = {"topics": [row], "timeout_ms": 10_000, "validate_only": False}
+        if self.walk.ask(37, 3, body)["results"][0]["error_code"] == 0:
+            self.walk.await_topic(name, count)
+
+    def trim(self) -> None:
+        row = {"partition_index": self.chance.randrange(2), "offset": self.chance.randrange(-1, 5)}
+        rows = [{"name": self.topic(), "partitions": [row]}]
+        self.walk.ask(21, 2, {"topics": rows, "timeout_ms": 10_000})
+
+    def alter(self) -> None:
+        name = self.chance.choice(["retention.ms", "cleanup.policy", "segment.ms", "no.such"])
+        value = self.chance.choice(["1000000", "compact", "delete", "-1", None])
+        # Not SUBTRACT: a broker allows an empty cleanup.policy.
+        setting = {"name": name, "value": value, "config_operation": self.chance.randrange(3)}
+        row = {"resource_type": 2, "resource_name": self.topic(), "configs": [setting]}
+        self.walk.ask(44, 1, {"resources": [row], "validate_only": self.chance.random() < 0.8})
+
+    # ---- records ----
+
+    def batch(self, name: str, *, transactional: bool) -> bytes:
+        producer_id, epoch = self.producers.get(name, (1 << 40, 0))
+        producer = producer_id, max(0, epoch + self.chance.choice([0, 0, 0, 0, -1, 1])), 0
+        # A broker remembers the lowest sequence that it refused in a transaction.
+        sequence = 0
+        if not transactional:
+            producer = (1 << 41), self.chance.randrange(2), 0
+            sequence = self.chance.choice([0, 0, 2, 4])
+        return at(START_MS, b"a", b"b", key=b"k", transactional=transactional,
+                  producer=(*producer[:2], sequence))  # fmt: skip
+
+    def produce(self) -> None:
+        raw = at(START_MS, b"a", b"b", key=self.chance.choice([b"k", None]))
+        if self.chance.random() < 0.3:
+            raw = self.batch(self.transaction(), transactional=False)
+        version = self.chance.randrange(3, 12)
+        body = produce_body(self.topic(), raw, partition=self.chance.randrange(2))
+        self.walk.ask(0, version, body)
+
+    def fetch(self) -> None:
+        body = fetch_body(self.topic(), self.chance.randrange(-1, 6),
+                          partition=self.chance.randrange(2),
+                          isolation=self.chance.randrange(2))  # fmt: skip
+        self.walk.ask(1, self.chance.randrange(4, 13), body)
+
+    def offsets(self) -> None:
+        # Transactions are in partition 0.  A broker finds markers by time, too.
+        number = self.chance.randrange(2)
+        times = [-3, START_MS, START_MS + 1] * number
+        when = self.chance.choice([-1, -2, -4, *times])
+        row = {"partition_index": number, "timestamp": when}
+        topics = [{"name": self.topic(), "partitions": [row]}]
+        isolation = self.chance.randrange(2)
+        body = {"replica_id": -1, "isolation_level": isolation, "topics": topics}
+        self.walk.ask(2, self.chance.randrange(2, 12), body)
+
+    # ---- groups ----
+
+    def member(self, group: str) -> str:
+        return self.chance.choice([self.members.get(group, ""), self.members.get(group, ""), "m"])
+
+    def join(self) -> None:
+        group, version = self.group(), self.chance.randrange(10)
+        kind = self.chance.choice(["consumer", "consumer", "connect"])
+        body = join(group, self.topic(), member=self.members.get(group, ""), kind=kind)
+        made = self.walk.ask(11, version, body)
+        if made["error_code"] in (0, 79):
+            self.members[group] = made["member_id"]
+
+    def beat(self) -> None:
+        group = self.group()
+        generation, member = self.chance.randrange(4), self.member(group)
+        body = {"group_id": group, "generation_id": generation, "member_id": member}
+        self.walk.ask(12, self.chance.randrange(5), body)
+
+    def sync(self) -> None:
+        group = self.group()
+        named = {"protocol_type": "consumer", "protocol_name": "range"}
+        body = sync(group, self.member(group), self.chance.randrange(4), **named)
+        self.walk.ask(14, self.chance.randrange(6), body)
+
+    def leave(self) -> None:
+        group = self.group()
+        member = self.member(group)
+        body = {"group_id": group, "member_id": member, "members": [{"member_id": member}]}
+        self.walk.ask(13, self.chance.randrange(6), body)
+        if self.members.get(group) == member:
+            del self.members[group]
+
+    def commit(self) -> None:
+        group = self.group()
+        body = commit(group, self.topic(), self.chance.randrange(9),
+                      member=self.chance.choice(["", self.member(group)]),
+                      generation=self.chance.randrange(-1, 3))  # fmt: skip
+        self.walk.ask(8, self.chance.randrange(2, 10), body)
+
+    def committed(self) -> None:
+        rows = [{"name": self.topic(), "partition_indexes": [0, 1]}]
+        group = {"group_id": self.group(), "topics": self.chance.choice([rows, None])}
+        stable = {"require_stable": self.chance.random() < 0.5}
+        if self.chance.random() < 0.5:
+            self.walk.ask(9, self.chance.choice([8, 9]), stable | {"groups": [group]})
+        else:
+            self.walk.ask(9, 7, group | stable)
+
+    def describe(self) -> None:
+        self.walk.ask(15, self.chance.randrange(7), {"groups": [self.group()]})
+
+    def delete_group(self) -> None:
+        self.walk.ask(42, 2, {"groups_names": [self.group()]})
+
+    # ---- transactions ----
+
+    def mine(self) -> dict[str, Any]:
+        name = self.transaction()
+        producer_id, epoch = self.producers.get(name, (1 << 40, 0))
+        epoch += self.chance.choice([0, 0, 0, 0, 1, -1])
+        return {"transactional_id": name, "producer_id": producer_id, "producer_epoch": epoch}
+
+    def init(self) -> None:
+        name = self.transaction()
+        producer = self.producers.get(name, (-1, -1))
+        given = self.chance.choice([producer, (-1, -1)])
+        version = self.chance.choice([3, 4, 5])
+        made = self.walk.ask(22, version, init(name, producer=given), retry={51})
+        if made["error_code"] == 0:
+            self.producers[name] = made["producer_id"], made["producer_epoch"]
+
+    def add(self) -> None:
+        topics = {self.topic() for _ in range(2)}
+        self.walk.ask(24, self.chance.randrange(4), add(self.mine(), *sorted(topics)), retry={51})
+
+    def produce_in(self) -> None:
+        name = self.transaction()
+        raw = self.batch(name, transactional=True)
+        version = self.chance.randrange(3, 12)
+        self.walk.ask(0, version, produce_body(self.topic(), raw, transactional_id=name))
+
+    def add_offsets(self) -> None:
+        body = self.mine() | {"group_id": self.group()}
+        self.walk.ask(25, self.chance.randrange(4), body, retry={51})
+
+    def commit_in(self) -> None:
+        group = self.group()
+        body = txn_commit(self.mine(), group, member_id=self.member(group),
+                          generation_id=self.chance.randrange(-1, 3))  # fmt: skip
+        self.walk.ask(28, self.chance.randrange(5), body)
+
+    def end(self) -> None:
+        mine = self.mine()
+        body = mine | {"committed": self.chance.random() < 0.5}
+        self.walk.ask(26, self.chance.randrange(5), body, retry={51})
+        asked = {"transactional_ids": [mine["transactional_id"]]}
+        deadline = time.monotonic() + 10
+        while "Prepare" in self.walk.quietly(65, 0, asked)["transaction_states"][0].get(
+            "transaction_state", ""
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(sized(5, 50, 1000)))
+def test_random_walk(sides: Sides, seed: int) -> None:
+    def wander(walk: Walk) -> None:
+        walk.topic(TOPIC, 2)
+        walk.topic(f"random-{seed}-a", 1 + seed % 2)
+        wanderer = Wanderer(walk, seed)
+        for _ in range(50):
+            wanderer.step()
+
+    compare(sides, wander)

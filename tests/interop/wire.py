@@ -63,6 +63,7 @@ class Step(NamedTuple):
     name: str
     answer: Any
     allowed: Mapping[str, tuple[Any, Any]]  # by field: the value of Kafka, the value of ours
+    asked: object = None
 
 
 class Side:
@@ -122,7 +123,7 @@ class Walk:
         pass.  `only`: which rows of an answer about everything belong to this walk.
         """
         answer = self._answered(key, version, body, client, retry)
-        self.note(name or f"{APIS[key].name} v{version}", answer, we, only)
+        self.note(name or f"{APIS[key].name} v{version}", answer, we, only, body)
         return answer or {}
 
     def note(
@@ -131,10 +132,11 @@ class Walk:
         answer: dict[str, Any] | None,
         we: Mapping[str, tuple[Any, Any]] | None = None,
         only: Callable[[dict[str, Any]], bool] | None = None,
+        asked: object = None,
     ) -> None:
         """Add an answer to the transcript."""
         kept = "closed" if answer is None else self._comparable(answer, only)
-        self.steps.append(Step(name, kept, we or {}))
+        self.steps.append(Step(name, kept, we or {}, asked))
 
     def raw(self, name: str, data: bytes) -> None:
         """Send bytes, and note the frame that is answered, or that the connection was closed."""
@@ -432,6 +434,7 @@ def differences(kafka: Walk, ours: Walk) -> list[str]:
                 for rule in ALLOWED
             ):
                 found.append(f"{theirs.name}: {path}: Kafka {left!r}, ours {right!r}")
+                found.append(f"    asked: {mine.asked!r:.1000}")
         found += [f"{theirs.name}: {field} does not differ any more" for field in unused]
     return found
 

@@ -202,6 +202,8 @@ def error_message(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and not isinstance(error, LogStoreError):
         return error.strerror  # str() would name the file
+    if isinstance(error, TopicExistsError):
+        return f"Topic '{error.topic}' already exists."  # Kafka's words: scripts search for them
     if error_code(error) is ErrorCode.UNKNOWN_SERVER_ERROR:
         return "unexpected error; the server's log has it"
     return str(error)[:MESSAGE_LENGTH_MAX]

@@ -8,7 +8,7 @@ from logstore.errors import LogStoreError
 from logstore.kafka.calls import Call, Pending
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code
 from logstore.kafka.metadata import ZERO_ID
-from logstore.kafka.offsets import check_leader_epoch
+from logstore.kafka.offsets import check_leader_epoch, opened_partition
 from logstore.kafka.waiting import Wait
 from logstore.partition.partition import Partition
 
@@ -201,8 +201,4 @@ class _Reading:
             found = broker.store.get(topic["topic"])
             if found is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        opened = found.opened(number)
-        if opened is None:
-            self.call.wait()
-            opened = found[number]
-        return opened
+        return opened_partition(self.call, found, number)

@@ -166,6 +166,10 @@ def find_coordinator(call: Call) -> dict[str, Any]:
     return {"coordinators": [{"key": key, **answer} for key in call.body["coordinator_keys"]]}
 
 
+# Empty, not null: Java's AdminClient fails on null.
+NO_ELIGIBLE_LEADERS: dict[str, list[int]] = {"eligible_leader_replicas": [], "last_known_elr": []}
+
+
 def describe_topic_partitions(call: Call) -> dict[str, Any]:
     """Answer with topics page by page."""
     names = sorted({each["name"] for each in call.body["topics"]}) or sorted(call.broker.store)
@@ -191,7 +195,7 @@ def describe_topic_partitions(call: Call) -> dict[str, Any]:
                 break
             rows = rows[:left]
         left -= len(rows)
-        topics.append(found | {"partitions": rows})
+        topics.append(found | {"partitions": [row | NO_ELIGIBLE_LEADERS for row in rows]})
         if following is not None:
             break
         first = 0

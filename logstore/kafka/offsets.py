@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import LogStoreError
 from logstore.kafka.calls import Call
 from logstore.kafka.errors import ErrorCode, KafkaError, error_code
 from logstore.partition.partition import Partition
 from logstore.partition.reader import TimedOffset
+from logstore.store.topic import Topic
 
-__all__ = ["check_leader_epoch", "list_offsets", "offset_for_leader_epoch", "partition_of"]
+__all__ = [
+    "check_leader_epoch",
+    "list_offsets",
+    "offset_for_leader_epoch",
+    "opened_partition",
+    "partition_of",
+]
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 # The first version of ListOffsets that knows a special time.
@@ -22,11 +30,18 @@ SINCE |= {EARLIEST_PENDING: 11}
 def partition_of(call: Call, name: str, number: int) -> Partition:
     """Return an open partition.  One that would have to be opened is left to a worker."""
     topic = call.broker.store.get(name)
-    if topic is None or number not in topic.partition_numbers:
+    if topic is None or number not in call.broker.declared_partitions(topic):
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return opened_partition(call, topic, number)
+
+
+def opened_partition(call: Call, topic: Topic, number: int) -> Partition:
+    """As `partition_of`.  A declared partition of an internal topic is made: Metadata shows it."""
     opened = topic.opened(number)
     if opened is None:
         call.wait()
+        if topic.name in INTERNAL_TOPICS:
+            return call.broker.store.topic_changes.make_partition(topic, number)
         opened = topic[number]
     return opened
 

@@ -31,6 +31,7 @@ VERSION = os.environ.get("LOGSTORE_KAFKA_VERSION", "4.3.1")
 DUMPED_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 
 _POM = Path(__file__).with_name("pom.xml")
+_CLIENTS_POM = Path(__file__).with_name("clients.pom.xml")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _MVN_TIMEOUT = 600.0
 _TOOL_TIMEOUT = 120.0
@@ -63,9 +64,20 @@ def jar_directory() -> Path:
 
     Raises KafkaUnavailableError.  The directory appears by one rename, so test processes may race.
     """
+    return _fetched(_cache_directory() / VERSION, _POM, VERSION)
+
+
+@functools.cache
+def client_jar_directory(version: str) -> Path:
+    """The directory holding the jars of the Java client of a version; as `jar_directory`."""
+    if version == VERSION:
+        return jar_directory()
+    return _fetched(_cache_directory() / f"clients-{version}", _CLIENTS_POM, version)
+
+
+def _fetched(jars: Path, pom: Path, version: str) -> Path:
     if shutil.which("java") is None:
         raise KafkaUnavailableError("java is not installed")
-    jars = _cache_directory() / VERSION
     if jars.is_dir():
         return jars
     if shutil.which("mvn") is None:
@@ -73,8 +85,8 @@ def jar_directory() -> Path:
     jars.parent.mkdir(parents=True, exist_ok=True)
     (jars.parent / ".gitignore").write_text("*\n")
     with tempfile.TemporaryDirectory(dir=jars.parent, prefix="incomplete-") as scratch:
-        shutil.copy(_POM, Path(scratch) / "pom.xml")
-        command = ["mvn", "--batch-mode", "--quiet", f"-Dkafka.version={VERSION}"]
+        shutil.copy(pom, Path(scratch) / "pom.xml")
+        command = ["mvn", "--batch-mode", "--quiet", f"-Dkafka.version={version}"]
         command += ["dependency:copy-dependencies", "-DincludeScope=runtime"]
         command += ["-DoutputDirectory=jars"]
         try:
@@ -85,7 +97,7 @@ def jar_directory() -> Path:
             raise KafkaUnavailableError(f"mvn took over {_MVN_TIMEOUT:.0f} s") from None
         if done.returncode != 0:
             reason = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-            raise KafkaUnavailableError(f"mvn cannot fetch Kafka {VERSION}: {reason[0]}")
+            raise KafkaUnavailableError(f"mvn cannot fetch Kafka {version}: {reason[0]}")
         try:
             (Path(scratch) / "jars").rename(jars)
         except OSError:

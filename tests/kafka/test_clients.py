@@ -530,3 +530,13 @@ def test_administration_by_aiokafka(server: KafkaServer, store: Store) -> None:
             await client.close()
 
     asyncio.run(administer())
+
+
+@wire
+def test_all_partitions_of_an_internal_topic_are_read(store: Store, made: Client) -> None:
+    store.create_topic("t")
+    logstore.Groups(store).commit("g", {("t", 0): 4})
+    with contextlib.closing(made.consumer()) as consumer:
+        for number in (0, 49):
+            consumer.assign(("__consumer_offsets", number), "start")
+            assert consumer.poll(0.5) == []

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -312,13 +313,13 @@ class KafkaServer(Closeable):
         for each in self._listeners:
             each.socket.close()
         if self._broker is not None:
-            null = os.open(os.devnull, os.O_RDWR)
+            spare = socket.socket()  # never connected
             for connection in self._broker.connections:
                 # The socket object would close its number again when it is collected: the number
-                # stays valid, for a file that harms no other.
+                # stays valid, for a socket that harms no other.
                 if connection.fileno() >= 0:
-                    os.dup2(null, connection.fileno(), inheritable=False)
-            os.close(null)
+                    os.dup2(spare.fileno(), connection.fileno(), inheritable=False)
+            spare.close()
         _abandoned.append((self._loop, self._broker))
         self._lock = threading.Lock()
         self._closing = True

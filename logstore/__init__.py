@@ -110,10 +110,8 @@ _PUBLIC = {
         "CommittedOffset",
         "TopicPartition",
     ),
-    "coordinators.transaction_coordinator": (
-        "TransactionDescription",
-        "Transactions",
-    ),
+    "coordinators.transaction_coordinator": ("Transactions",),
+    "coordinators.transaction_state": ("TransactionDescription",),
     "format.batch": (
         "BatchHeader",
         "with_producer",

@@ -69,10 +69,10 @@ from logstore.coordinators.offset_records import (
     TopicPartition as TopicPartition,
 )
 from logstore.coordinators.transaction_coordinator import (
-    TransactionDescription as TransactionDescription,
-)
-from logstore.coordinators.transaction_coordinator import (
     Transactions as Transactions,
+)
+from logstore.coordinators.transaction_state import (
+    TransactionDescription as TransactionDescription,
 )
 from logstore.errors import (
     ClosedError as ClosedError,

@@ -8,6 +8,7 @@ so the store is opened with durability="os".  The broker has the flags of its ow
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -55,14 +56,19 @@ def why_not() -> str | None:
     try:
         import confluent_kafka  # noqa: F401
 
-        from tests.interop.kafka import KafkaUnavailableError, jar_directory
+        kafka = interop()
     except ImportError as error:
         return str(error)
     try:
-        jar_directory()
-    except KafkaUnavailableError as error:
+        kafka.jar_directory()
+    except kafka.KafkaUnavailableError as error:
         return str(error)
     return None
+
+
+def interop() -> Any:
+    """The module that gets and starts a real Kafka for the tests; it has no stubs."""
+    return importlib.import_module("tests.interop.kafka")
 
 
 def shown(name: str, values: dict[str, float], unit: str, scale: float, limit: Any) -> Figure:
@@ -89,9 +95,7 @@ def serve(home: Path, stack: contextlib.ExitStack) -> tuple[str, int]:
 
 def broker(home: Path, stack: contextlib.ExitStack) -> tuple[str, int]:
     """Start Kafka, formatted before; return its address and process id."""
-    from tests.interop.kafka import Broker
-
-    running = Broker(home, {"auto.create.topics.enable": "true"}, timeout=120.0, jvm=JVM)
+    running = interop().Broker(home, {"auto.create.topics.enable": "true"}, timeout=120.0, jvm=JVM)
     stack.enter_context(running)
     return running.bootstrap, running.pid
 

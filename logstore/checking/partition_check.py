@@ -429,7 +429,7 @@ def _rebuilt(segment: Segment, contents: SegmentContents, suffix: str) -> tuple[
     """
     if suffix == ".index":
         return (contents.offsets,)
-    return (contents.times, segment.final_times(contents))
+    return (contents.times, contents.final_times(segment.base_offset))
 
 
 def _differs(now: FileDigest, then: FileDigest) -> str:

@@ -313,6 +313,24 @@ class Members(Mapping[str, Member]):
         """Return whether one of the two is that of a member."""
         return member_id in self._by_id or (instance_id is not None and instance_id in self.static)
 
+    def is_full(
+        self, max_size: int, member_id: str, instance_id: str | None, *, preparing: bool
+    ) -> bool:
+        """Return whether a group of at most `max_size` members has no place for a join.
+
+        While a rebalance is prepared, only the members that have joined again count.
+        """
+        if self.is_known(member_id, instance_id):
+            return False
+        return (len(self.joined()) if preparing else len(self)) >= max_size
+
+    def subscriptions(self, protocol: str | None) -> tuple[tuple[str, str | None, bytes], ...]:
+        """Return (member id, instance id, subscription) of each member, for the leader."""
+        return tuple(
+            (each.member_id, each.instance_id, each.subscription(protocol))
+            for each in self._by_id.values()
+        )
+
     def joined(self) -> list[Member]:
         """Return the members whose join waits for the next generation."""
         return [member for member in self._by_id.values() if member.joining is not None]
@@ -321,16 +339,20 @@ class Members(Mapping[str, Member]):
         """Return whether the join of each member, and of each pending id, is here."""
         return not self.pending and all(m.joining is not None for m in self._by_id.values())
 
-    def allow(self, member_id: str, joining: JoinRequest, *, same_type: bool) -> bool:
+    def allow(
+        self, member_id: str, joining: JoinRequest, protocol_type: str, *, of_group: str | None
+    ) -> bool:
         """Return whether the other members, if any, support one of the protocols of a join.
 
-        `same_type`: whether the join is of the group's protocol type.
+        `of_group`: the protocol type of the group, which the join must have; None allows any.
         """
+        if not protocol_type or not joining.protocols:
+            return False
+        if of_group is not None and protocol_type != of_group:
+            return False  # also for the only member
         replaced = None if joining.instance_id is None else self.static.get(joining.instance_id)
         others = [m for m in self._by_id.values() if m.member_id not in (member_id, replaced)]
-        if not others:
-            return True
-        return same_type and any(
+        return not others or any(
             all(other.supports(name) for other in others) for name, _ in joining.protocols
         )
 

@@ -138,9 +138,11 @@ class GroupMachine:
             return self._refuse(request, member_id, COORDINATOR_NOT_AVAILABLE)
         if not config.min_session_timeout_ms <= session_timeout_ms <= config.max_session_timeout_ms:
             return self._refuse(request, member_id, INVALID_SESSION_TIMEOUT)
-        if not self._fits(member_id, told, protocol_type):
+        of_group = None if self.state is GroupState.EMPTY else self.protocol_type
+        if not self.members.allow(member_id, told, protocol_type, of_group=of_group):
             return self._refuse(request, member_id, INCONSISTENT_GROUP_PROTOCOL)
-        if not self._has_room(member_id, instance_id):
+        preparing = self.state is GroupState.PREPARING_REBALANCE
+        if self.members.is_full(config.max_size, member_id, instance_id, preparing=preparing):
             return self._refuse(request, member_id, GROUP_MAX_SIZE_REACHED)
         if instance_id is not None and instance_id in self.members.static:
             known = self.members.static[instance_id]
@@ -166,22 +168,6 @@ class GroupMachine:
             return self._refuse(request, member_id, UNKNOWN_MEMBER_ID)
         self._join_again(request, now_ms, member, told, reason)
         return self._take()
-
-    def _fits(self, member_id: str, told: JoinRequest, protocol_type: str) -> bool:
-        """Return whether there is still a protocol that all members support."""
-        if not protocol_type or not told.protocols:
-            return False
-        same_type = self.protocol_type is None or protocol_type == self.protocol_type
-        if not same_type and self.state is not GroupState.EMPTY:
-            return False  # also for the only member
-        return self.members.allow(member_id, told, same_type=same_type)
-
-    def _has_room(self, member_id: str, instance_id: str | None) -> bool:
-        if self.members.is_known(member_id, instance_id):
-            return True
-        if self.state is GroupState.PREPARING_REBALANCE:
-            return len(self.members.joined()) < self.config.max_size
-        return len(self.members) < self.config.max_size
 
     def _add(self, request: Request, now_ms: int, member_id: str, told: JoinRequest,
              protocol_type: str, reason: str) -> None:  # fmt: skip
@@ -354,14 +340,10 @@ class GroupMachine:
     def _join_reply(self, member: Member) -> JoinReply:
         """Return the reply to a member's join, and note that the member is in this generation."""
         member.generation = self.generation
-        members: tuple[tuple[str, str | None, bytes], ...] = ()
-        if member.member_id == self.members.leader:
-            members = tuple(
-                (each.member_id, each.instance_id, each.subscription(self.protocol))
-                for each in self.members.values()
-            )
+        members = self.members.subscriptions(self.protocol)
         return JoinReply(member.member_id, "", self.generation, self.protocol,
-                         self.members.leader or "", members)  # fmt: skip
+                         self.members.leader or "",
+                         members if member.member_id == self.members.leader else ())  # fmt: skip
 
     # ---- sync ----
 
@@ -605,10 +587,8 @@ class GroupMachine:
         self._effects.append(Arm(("session", member.member_id), member.session_timeout_ms))
 
     def _move(self, target: GroupState, now_ms: int, reason: str) -> None:
-        source = self.state
+        source, self.state, self.state_since_ms = self.state, target, now_ms
         assert source in ALLOWED_FROM[target], f"{source} -> {target}: {reason}"
-        self.state = target
-        self.state_since_ms = now_ms
         self.history.append(Transition(now_ms, source, target, self.generation, reason))
 
     def _take(self) -> list[Effect]:
@@ -616,7 +596,5 @@ class GroupMachine:
         return effects
 
     def __repr__(self) -> str:
-        return (
-            f"<GroupMachine {self.group_id!r} {self.state} generation {self.generation} "
-            f"of {len(self.members)} members>"
-        )
+        members = f"{len(self.members)} members in generation {self.generation}"
+        return f"<GroupMachine {self.group_id!r} {self.state} with {members}>"

@@ -19,7 +19,6 @@ effects.  Requests of different ids run concurrently and share fsyncs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
@@ -37,6 +36,7 @@ from logstore.coordinators.internal_topics import (
 from logstore.coordinators.offset_records import check_text
 from logstore.coordinators.transaction_machine import Append, Effect, Mark, TransactionMachine
 from logstore.coordinators.transaction_state import (
+    TransactionDescription,
     TransactionMetadata,
     TransactionState,
     decode_key,
@@ -56,7 +56,7 @@ from logstore.store.store import Store
 from logstore.timers import Timeout, Timers
 from logstore.waking import Notice
 
-__all__ = ["TransactionDescription", "Transactions"]
+__all__ = ["Transactions"]
 
 log = logging.getLogger("logstore.transactions")
 
@@ -66,26 +66,6 @@ class LiveProducer(Protocol):
 
     def abandon(self, error: BaseException, /) -> None:
         """Fail the open transaction: the store is about to close."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TransactionDescription:
-    """The state of a transactional id.  Times are milliseconds, -1 if there is none."""
-
-    transactional_id: str
-    state: str  # by Kafka's name
-    producer_id: int
-    producer_epoch: int
-    timeout_ms: int
-    start_ms: int
-    last_update_ms: int
-    partitions: tuple[tuple[str, int], ...]
-    coordinator_partition: int
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `read_committed` readers have to wait for it."""
-        return self.state in ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 class Transactions(Closeable):
@@ -391,7 +371,8 @@ class Transactions(Closeable):
         known = self._ask(transactional_id, request)
         while was_open:  # the first request only aborted the open transaction: repeat it
             known = self._ask(transactional_id, request)
-        return _identity(known)
+        assert known is not None
+        return known.identity
 
     def add_partitions(
         self,
@@ -433,7 +414,8 @@ class Transactions(Closeable):
             ),
             look,
         )
-        return _identity(known)
+        assert known is not None
+        return known.identity
 
     def check(self, transactional_id: str, identity: tuple[int, int]) -> None:
         """Raise TransactionAbortedError or FencedError if a producer's epoch has ended."""
@@ -613,9 +595,3 @@ class Transactions(Closeable):
 
     def _forget(self, name: str, now: int) -> Effect:
         return self._machine.forget(name)
-
-
-def _identity(known: TransactionMetadata | None) -> tuple[int, int]:
-    """Return the producer id and epoch of a state."""
-    assert known is not None
-    return known.producer_id, known.producer_epoch

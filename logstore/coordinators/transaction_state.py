@@ -13,7 +13,14 @@ import enum
 from logstore.errors import InvalidRecordError
 from logstore.format.wire_types import FieldReader, FieldWriter
 
-__all__ = ["EPOCH_MAX", "TransactionMetadata", "TransactionState", "decode_key", "encode_key"]
+__all__ = [
+    "EPOCH_MAX",
+    "TransactionDescription",
+    "TransactionMetadata",
+    "TransactionState",
+    "decode_key",
+    "encode_key",
+]
 
 KEY_VERSION, VALUE_VERSION = 0, 1
 EPOCH_MAX = (1 << 15) - 1
@@ -89,6 +96,11 @@ class TransactionMetadata:
             tags.append((CLIENT_VERSION, FieldWriter().int16(self.client_version).take()))
         return writer.tags(tags).take()
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The producer id and epoch."""
+        return self.producer_id, self.producer_epoch
+
     @classmethod
     def decode(cls, transactional_id: str, value: bytes) -> TransactionMetadata:
         """Decode a record's value.  Raises InvalidRecordError."""
@@ -144,3 +156,23 @@ def decode_key(key: bytes) -> str | None:
     """Return the transactional id of a record's key; None for a key of another version."""
     reader = FieldReader(key)
     return reader.string() if reader.int16() == KEY_VERSION else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """The state of a transactional id.  Times are milliseconds, -1 if there is none."""
+
+    transactional_id: str
+    state: str  # by Kafka's name
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int
+    last_update_ms: int
+    partitions: tuple[tuple[str, int], ...]
+    coordinator_partition: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `read_committed` readers have to wait for it."""
+        return self.state in ("Ongoing", "PrepareCommit", "PrepareAbort")

@@ -10,7 +10,7 @@ An encoder has no lock: threads must not share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from logstore import _native
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["BatchEncoder", "builder_settings", "codec_number"]
+__all__ = ["BatchEncoder", "Batches", "builder_settings", "codec_number"]
 
+EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded bytes
 ARENA_BYTES = 1 << 20  # records are encoded into batches when this many bytes are collected
 
 
@@ -104,6 +105,28 @@ class BatchEncoder(_native.Builder):
         if encoded:
             self._full.append(encoded)
             self._full_bytes += len(encoded)
+
+
+class Batches(_native.Builder):
+    """The records of one append() or extend(), for a log.
+
+    Batches that do not fit into one write wait in `full`: all are encoded before the first write.
+    """
+
+    full: list[_native.Builder]
+
+    @classmethod
+    def of(cls, config: PartitionConfig, codec: int, clock: Callable[[], int] | None) -> Batches:
+        """Return an empty builder for a log of this configuration."""
+        settings = builder_settings(
+            config, codec, None, batch_bytes=config.max_message_bytes, write_bytes=EXTEND_BYTES
+        )
+        batches = cls(**settings, clock=clock)
+        batches.full = []
+        return batches
+
+    def _hand_over(self) -> None:
+        self._take(self.full)
 
 
 def codec_number(name: str | None, config: PartitionConfig) -> int:

@@ -18,7 +18,6 @@ of many segments needs little memory and few descriptors.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,21 +27,15 @@ from logstore.errors import CorruptLogError, UnsupportedFormatError
 from logstore.files.directory import Directory
 from logstore.files.names import segment_name
 from logstore.format import codecs
-from logstore.format.index import (
-    AbortedTransaction,
-    OffsetIndex,
-    TimeIndex,
-    TransactionIndex,
-    used_entries,
-)
-from logstore.log.segment_contents import READ_BYTES, SegmentContents, decompress
+from logstore.format.index import AbortedTransaction, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.log.segment_contents import READ_BYTES, SegmentContents, decompress, read_indexes
 from logstore.log.segment_digest import SegmentDigest, digest
 from logstore.log.segment_slice import Slice
-from logstore.log.segment_summary import (
-    NO_TIME,
-    UNKNOWN_TIME,
-    SegmentSummary,
-    noted_transactions,
+from logstore.log.segment_summary import NO_TIME, UNKNOWN_TIME, SegmentSummary, noted_transactions
+from logstore.log.segment_transactions import (
+    append_entries,
+    read_transactions,
+    write_transactions,
 )
 from logstore.record import Record
 
@@ -187,19 +180,7 @@ class Segment:
         index = self._transactions
         if index is None:
             name = self._name(".txnindex")
-            fault = None
-            try:
-                entries = self._directory.read(name)
-                index = TransactionIndex(self.base_offset, entries)
-                # The file is created with its first entry: an empty one has lost entries.
-                fault = index.fault() if entries else "the file is empty"
-                noted = noted_transactions(self._directory, self.base_offset, self.size_bytes)
-                if fault is None and noted is not None and noted != digest(entries):
-                    fault = "its checksum is not the one noted at the last roll or close"
-            except FileNotFoundError:
-                index = TransactionIndex(self.base_offset)
-            if fault is not None:
-                raise CorruptLogError(fault, path=self._directory.path / name, position=0)
+            index = read_transactions(self._directory, self.base_offset, name, self.size_bytes)
             self._transactions = index
         return index
 
@@ -224,41 +205,13 @@ class Segment:
         position = len(index.entries)
         added = TransactionIndex(self.base_offset, index.entries)
         added.append(aborted)
-        # The marker is in the log already: if the disk is full, use the reserve for the entry.
-        self._directory.with_room(lambda: self._append_aborted(added.entries[position:], position))
+        append_entries(self._directory, self.base_offset, added.entries[position:], position)
         self._transactions = added
 
-    def _append_aborted(self, entries: bytes, position: int) -> None:
-        name = segment_name(self.base_offset, ".txnindex")
-        file = self._directory.open(name, write=True, create=True)
-        try:
-            file.append_at(entries, position)
-        finally:
-            file.close()
-
     def write_transactions(self, aborted: list[AbortedTransaction]) -> bool:
-        """Make the .txnindex file list exactly `aborted`, synced; return whether it changed.
-
-        The digest is removed before the file changes.
-        """
-        index = TransactionIndex(self.base_offset)
-        for entry in aborted:
-            index.append(entry)
-        name = segment_name(self.base_offset, ".txnindex")
+        """Make the .txnindex file list exactly `aborted`, synced; return whether it changed."""
         self._transactions = None
-        try:
-            if self._directory.read(name) == index.entries and aborted:
-                return False
-        except FileNotFoundError:
-            if not aborted:
-                return False
-        SegmentDigest.remove(self._directory, self.base_offset)
-        if aborted:
-            directory = self._directory
-            directory.with_room(lambda: directory.write(name, index.entries, sync=True))
-        else:
-            self._directory.unlink(name)
-        return True
+        return write_transactions(self._directory, self.base_offset, aborted)
 
     @property
     def file(self) -> _native.File:
@@ -403,41 +356,21 @@ class Segment:
             if complete and (newest := self.max_timestamp) < timestamp:
                 self._last_time = newest if self.sealed else None
                 return None
+            from logstore.log.segment_check import is_reached_at  # at start-up it is not needed
+
             # Every record up to the offset of this entry is older than `timestamp`.
             entry = self.time_index.lookup(timestamp - 1)
-            offset = entry[1] if self._is_reached_at(*entry) else self.base_offset
+            offset = entry[1] if is_reached_at(self, *entry) else self.base_offset
             return self.scan(max(offset, start), on_corrupt="skip").find_time(timestamp)
 
-    def _is_reached_at(self, timestamp: int, offset: int) -> bool:
-        """Return whether a time index entry is right.
-
-        A batch must end at `offset` and have `timestamp` as its greatest.
-        """
-        try:
-            raw = self.scan(offset, offset + 1, on_corrupt="skip").next_raw()
-        except ValueError:
-            return False
-        if raw is None:
-            return False
-        base, last = int.from_bytes(raw[:8], "big"), int.from_bytes(raw[23:27], "big")
-        return base + last == offset and int.from_bytes(raw[35:43], "big") == timestamp
-
     def _check_times(self) -> None:
-        """Rebuild the time index unless it is ordered and its last entry agrees with the log.
+        """Rebuild the time index unless it agrees with the log."""
+        from logstore.log.segment_check import times_agree
 
-        The last entry matters most: because of it a search skips the whole segment.
-        """
-        times = self.time_index
-        entries = list(times)
-        in_order = all(
-            a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(entries)
-        ) and all(ts >= 0 and self.base_offset <= at for ts, at in entries[:1])
-        if not in_order or (entries and not self._is_reached_at(*entries[-1])) or not entries:
-            contents = self.walk()
+        if not times_agree(self):
+            entries = self.walk().final_times(self.base_offset)
             most = self.config.segment_index_bytes
-            self._time_index = TimeIndex(
-                self.base_offset, self.final_times(contents), max_bytes=most
-            )
+            self._time_index = TimeIndex(self.base_offset, entries, max_bytes=most)
         self._times_checked = True
 
     def confirm_max_timestamp(self) -> int:
@@ -449,18 +382,11 @@ class Segment:
         if self.writer is not None or not self.sealed:
             return self.max_timestamp
         if self._max_timestamp is None:
+            from logstore.log.segment_check import greatest_time
+
             with self.visited():
                 self._check_times()
-                newest, offset = self.time_index.last_entry
-                position = 0
-                if len(self.time_index):
-                    scan = self.scan(offset, offset + 1, on_corrupt="skip")
-                    position = scan.position if scan.next_raw() is not None else 0
-                found = self.walk(position, next_offset=offset + 1 if position else None)
-                newest = max(newest, found.max_timestamp)
-                if found.stopped != "end":
-                    newest = max(newest, self.modified_ms)  # damage may hide a later time
-                self._max_timestamp = newest
+                self._max_timestamp = greatest_time(self)
         return self._max_timestamp
 
     def _required_end(self) -> int:
@@ -550,31 +476,19 @@ class Segment:
     def _load_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         most = self.config.segment_index_bytes
         bound = max(most, INDEX_BYTES_READ)
-        try:
-            offsets = used_entries(self._directory.read(self._name(".index"), bound + 8), 8)
-            times = used_entries(self._directory.read(self._name(".timeindex"), bound + 12), 12)
-        except FileNotFoundError:
-            missing = True
-        else:
-            # Without its last entries, a time index makes a search skip records.
-            missing = max(len(offsets), len(times)) > bound
-        if missing:
+        found = read_indexes(self._directory, self._name(".index"), self._name(".timeindex"), bound)
+        if found is None:
             contents = self.walk()
-            offsets, times = contents.offsets, self.final_times(contents)
+            found = contents.offsets, contents.final_times(self.base_offset)
+        offsets, times = found
         by_offset = OffsetIndex(self.base_offset, offsets, max_bytes=most)
         by_time = TimeIndex(self.base_offset, times, max_bytes=most)
         self._offset_index, self._time_index = by_offset, by_time
         return by_offset, by_time
 
-    def final_times(self, contents: SegmentContents) -> bytes:
-        times = TimeIndex(self.base_offset, contents.times)
-        if contents.max_timestamp > times.last_entry[0]:
-            times.maybe_append(contents.max_timestamp, contents.max_timestamp_offset, final=True)
-        return times.entries
-
     def write_indexes(self, contents: SegmentContents, *, sync: bool) -> None:
         """Replace the index files of a segment that is not active by those in `contents`."""
-        times = self.final_times(contents)
+        times = contents.final_times(self.base_offset)
         # Before the files change: a digest must never describe files that were replaced.
         SegmentDigest.remove(self._directory, self.base_offset)
         self._directory.write(segment_name(self.base_offset, ".index"), contents.offsets, sync=sync)

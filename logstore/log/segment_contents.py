@@ -10,8 +10,9 @@ import itertools
 import struct
 from typing import NamedTuple
 
+from logstore.files.directory import Directory
 from logstore.format import codecs
-from logstore.format.index import OffsetIndex, TimeIndex
+from logstore.format.index import OffsetIndex, TimeIndex, used_entries
 
 __all__ = ["SegmentContents"]
 
@@ -27,6 +28,21 @@ def decompress(codec: int, payload: memoryview, max_bytes: int) -> bytes:
     The scan treats a ValueError as damage of the batch, unless it is an UnsupportedFormatError.
     """
     return codecs.decompress(codec, payload, max_bytes)
+
+
+def read_indexes(
+    directory: Directory, index: str, timeindex: str, bound: int
+) -> tuple[bytes, bytes] | None:
+    """Return the entries of the two index files; None if one is missing or has more than `bound`.
+
+    Without its last entries, a time index makes a search skip records.
+    """
+    try:
+        offsets = used_entries(directory.read(index, bound + 8), 8)
+        times = used_entries(directory.read(timeindex, bound + 12), 12)
+    except FileNotFoundError:
+        return None
+    return None if max(len(offsets), len(times)) > bound else (offsets, times)
 
 
 class SegmentContents(NamedTuple):
@@ -61,6 +77,13 @@ class SegmentContents(NamedTuple):
             if not taken_back and epoch > (kept[-1][0] if kept else -1):
                 kept.append((epoch, offset))
         return kept
+
+    def final_times(self, base_offset: int) -> bytes:
+        """Return the entries of the .timeindex file of a segment that is not appended to."""
+        times = TimeIndex(base_offset, self.times)
+        if self.max_timestamp > times.last_entry[0]:
+            times.maybe_append(self.max_timestamp, self.max_timestamp_offset, final=True)
+        return times.entries
 
     def followed_by(self, later: SegmentContents) -> SegmentContents:
         """Return the contents of both: `later` was found after a damaged part of the file."""

@@ -26,15 +26,18 @@ from logstore import _native
 from logstore.clock import GuardedClock, SystemClock
 from logstore.errors import (
     ClosedError,
+    ConflictError,
     DiskFullError,
     FailedLogError,
     FencedError,
+    IndeterminateAppendError,
     InvalidRecordError,
     NotALogError,
     ReadOnlyError,
 )
 from logstore.files.lock import DirectoryLock
 from logstore.files.names import segment_name
+from logstore.format.batch import BatchHeader, EndMarker
 from logstore.log.epochs import EpochEnd, LeaderEpochs, read_leader_epochs
 from logstore.log.segment import Segment
 from logstore.log.segment_contents import SegmentContents, empty_contents
@@ -49,6 +52,8 @@ from logstore.recovery.loader import Claims, LoadedLog
 __all__ = ["ActiveLog", "ReadOnlyLog"]
 
 log = logging.getLogger("logstore.partition")
+
+NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
 
 
 class ActiveLog:
@@ -65,6 +70,7 @@ class ActiveLog:
         self.durability = durability
         self.leadership = leadership
         self.claims = claims  # from the checkpoint files of the root
+        self._last_append_time = 0
         self.owner: DirectoryLock | None = None
         self.writer: _native.SegmentWriter | None = None
         self.failure: BaseException | None = None
@@ -387,6 +393,49 @@ class ActiveLog:
             now_ms=self.view.clock.time_ms(),
             jitter_ms=random.randrange(jitter) if jitter else 0,
         )
+
+    def expect(self, offset: int) -> None:
+        """Raise ConflictError unless the log ends at `offset`.  With the lock held."""
+        end = self.next_offset()
+        if end != offset:
+            raise ConflictError(offset, end, where=self.view.name)
+
+    def time_of_append(self) -> int:
+        """Return the time for records of a log with LogAppendTime.  With the lock held."""
+        # A clock that steps back must not make the timestamps of the log decrease.
+        self._last_append_time = max(self._last_append_time, self.view.clock.time_ms())
+        return self._last_append_time
+
+    def settle(self, offsets: range) -> None:
+        """Note the transactions that a write has ended.  With the lock held."""
+        try:
+            self.next_offset()
+        except OSError as error:
+            # The batches are in the log, but not in the index of aborted transactions.  Committed
+            # readers stay below them, and the next open writes the index again.
+            failure = IndeterminateAppendError(
+                f"{error} while noting an aborted transaction; close the log and open it again",
+                offsets=offsets,
+            )
+            self.fail(failure)
+            raise failure from error
+
+    def allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
+        """If offsets are missing in copied batches, allow gaps in this log from now on."""
+        if self.view.dense_from >= NEVER_DENSE:
+            return
+        for header, _ in headers:
+            if header.base_offset != end:
+                break
+            end = header.next_offset
+        else:
+            return
+        # Before the gap can be read.  A scan that has begun ends with the segment, which is rolled.
+        self.view.allow_gaps_below(NEVER_DENSE)
+        self.durability.write_state(sync=True)
+        self.view.segments[-1].dense = False
+        if self.view.segments[-1].size_bytes:
+            self.roll_before(headers[0][0].base_offset)
 
     # ---- leader epochs ----
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -37,11 +36,11 @@ from logstore.errors import (
 )
 from logstore.format import validation
 from logstore.format.batch import HEADER_BYTES, BatchHeader, EndMarker
-from logstore.format.encoder import builder_settings, codec_number
+from logstore.format.encoder import Batches, codec_number
 from logstore.format.validation import AppendedBatches
 from logstore.log.producer_state import Origin
 from logstore.partition.active_log import ActiveLog
-from logstore.partition.writer import Buffered, Writer
+from logstore.partition.writer import Writer, Writers
 from logstore.record import Record
 
 if TYPE_CHECKING:
@@ -49,25 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Appender"]
 
-EXTEND_BYTES = 16 << 20  # extend() is all or nothing up to this many encoded bytes
 BATCH_BYTES = 64 << 10  # what a buffered writer fills before it starts the next batch
-NEVER_DENSE = 1 << 62  # a `dense_from` beyond every offset
 
 
 class _MarkerAppended(Exception):
     """A transaction ended after a batch was verified: verify the batch again."""
-
-
-class _Batches(_native.Builder):
-    """The records of one append() or extend().
-
-    Batches that do not fit into one write wait in `full`: all are encoded before the first write.
-    """
-
-    full: list[_native.Builder]
-
-    def _hand_over(self) -> None:
-        self._take(self.full)
 
 
 class Appender:
@@ -84,9 +69,7 @@ class Appender:
         self._durability = active.durability
         self._leadership = active.leadership
         self._explain_full = explain_full
-        self._last_append_time = 0
-        # Weak: a Writer that is dropped needs no close.
-        self._writers: weakref.WeakSet[Writer | Buffered] = weakref.WeakSet()
+        self.writers = Writers()  # closed with the log
         self._markers = 0  # counts transaction markers before they are written, under the lock
         # In a store: raises unless a producer's id and epoch have a transaction open here.
         self.transaction_check: Callable[[int, int], None] | None = None
@@ -104,7 +87,7 @@ class Appender:
         # Whether appends need no time from Python: no injected clock, no LogAppendTime.
         self._plain = self._active.ask_time is None and not self._append_time
         self._codec = codec_number(None, config)
-        self._spare: list[_Batches] = []  # a new list: builders hold limits and codec
+        self._spare: list[Batches] = []  # a new list: builders hold limits and codec
 
     def reconfigure(self, config: PartitionConfig) -> None:
         """Use other settings.  A change of segment or index settings starts a new segment.
@@ -121,21 +104,11 @@ class Appender:
 
     # ---- appending ----
 
-    def _batches(self) -> _Batches:
+    def _batches(self) -> Batches:
         """Return an empty builder.  Builders are reused: fresh memory is slow."""
         with contextlib.suppress(IndexError):
             return self._spare.pop()
-        config = self._view.config
-        settings = builder_settings(
-            config,
-            self._codec,
-            None,
-            batch_bytes=config.max_message_bytes,
-            write_bytes=EXTEND_BYTES,
-        )
-        batches = _Batches(**settings, clock=self._active.ask_time)
-        batches.full = []
-        return batches
+        return Batches.of(self._view.config, self._codec, self._active.ask_time)
 
     def _write_locked(self, batches: _native.Builder) -> range:
         """Append sealed batches; roll first if they do not fit into the active segment."""
@@ -152,7 +125,7 @@ class Appender:
         leadership = self._leadership
         if not leadership.noted:
             leadership.assign(leadership.epoch, writer.next_offset)
-        append_time = self._time_of_append() if self._append_time else -1
+        append_time = self._active.time_of_append() if self._append_time else -1
         now = -1 if active.ask_time is None else active.ask_time()
         try:
             first = writer.append(batches, leadership.epoch, append_time, now)
@@ -168,11 +141,6 @@ class Appender:
         if self._view.followers:
             self._view.wake_followers()
         return range(first, writer.next_offset)
-
-    def _time_of_append(self) -> int:
-        # A clock that steps back must not make the timestamps of the log decrease.
-        self._last_append_time = max(self._last_append_time, self._view.clock.time_ms())
-        return self._last_append_time
 
     def append(
         self,
@@ -203,7 +171,7 @@ class Appender:
                 if writer is not None:
                     first = writer.next_offset
                 if expect_offset is not None:
-                    self._expect(expect_offset)
+                    self._active.expect(expect_offset)
                 # The common case without another call; else _write_locked does the same.
                 if (
                     writer is None
@@ -231,12 +199,6 @@ class Appender:
             raise
         return first
 
-    def _expect(self, offset: int) -> None:
-        """Raise ConflictError unless the log ends there.  Requires the lock of the append."""
-        end = self._active.next_offset()
-        if end != offset:
-            raise ConflictError(offset, end, where=self.name)
-
     def extend(
         self,
         records: Iterable[bytes | Record],
@@ -258,7 +220,7 @@ class Appender:
         try:
             with self._view.lock:
                 if expect_offset is not None:
-                    self._expect(expect_offset)
+                    self._active.expect(expect_offset)
                 first = self._active.next_offset()
                 for piece in pieces:
                     self._write_locked(piece)
@@ -334,7 +296,7 @@ class Appender:
             if not wait and not self._active.ready:
                 raise BlockingIOError(f"{self.name}: a file has to be written before an append")
             end = self._active.next_offset()
-            append_time = self._time_of_append() if self._append_time else -1
+            append_time = self._active.time_of_append() if self._append_time else -1
             epoch = self._leadership.epoch
             self._leadership.note([(epoch, end)])
             headers: list[tuple[BatchHeader, EndMarker | None]]
@@ -384,7 +346,7 @@ class Appender:
             first = headers[0][0].base_offset
             if first < end:
                 raise ConflictError(first, end, where=self.name)
-            self._allow_gaps(headers, end)
+            self._active.allow_gaps(headers, end)
             self._markers += 1  # the copied batches may have markers
             self._leadership.note(
                 (header.leader_epoch, header.base_offset) for header, _ in headers
@@ -533,7 +495,7 @@ class Appender:
             raise
         finally:
             if active.writer is not None:
-                self._settle_locked(offsets)
+                self._active.settle(offsets)
         if self._view.followers:
             self._view.wake_followers()
         return AppendedBatches(offsets, append_time, False)
@@ -590,38 +552,8 @@ class Appender:
                 raise
             finally:
                 if self._active.writer is not None:
-                    self._settle_locked(offsets)
+                    self._active.settle(offsets)
         return AppendedBatches(offsets, -1, False)
-
-    def _settle_locked(self, offsets: range) -> None:
-        try:
-            self._active.next_offset()
-        except OSError as error:
-            # The batches are in the log, but not in the index of aborted transactions.  Committed
-            # readers stay below them, and the next open writes the index again.
-            failure = IndeterminateAppendError(
-                f"{error} while noting an aborted transaction; close the log and open it again",
-                offsets=offsets,
-            )
-            self._active.fail(failure)
-            raise failure from error
-
-    def _allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
-        """If offsets are missing in copied batches, allow gaps in this log from now on."""
-        if self._view.dense_from >= NEVER_DENSE:
-            return
-        for header, _ in headers:
-            if header.base_offset != end:
-                break
-            end = header.next_offset
-        else:
-            return
-        # Before the gap can be read.  A scan that has begun ends with the segment, which is rolled.
-        self._view.allow_gaps_below(NEVER_DENSE)
-        self._durability.write_state(sync=True)
-        self._view.segments[-1].dense = False
-        if self._view.segments[-1].size_bytes:
-            self._active.roll_before(headers[0][0].base_offset)
 
     def writer(
         self,
@@ -645,17 +577,8 @@ class Appender:
             linger=linger,
             durability=self._durability.level if durability is None else durability,
         )
-        self._writers.add(writer)
+        self.writers.add(writer)
         return writer
-
-    def close_with(self, writer: Buffered) -> None:
-        """Close a writer that was made elsewhere when the log is closed."""
-        self._writers.add(writer)
-
-    def close_writers(self) -> None:
-        """Close the writers of this log.  Raises if one cannot write what it holds."""
-        for writer in list(self._writers):
-            writer.close()
 
     def make_durable(self, offsets: range) -> None:
         """Return when every record below the end of the range is on stable storage."""

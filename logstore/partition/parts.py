@@ -126,7 +126,7 @@ class Parts:
         """See Partition.close."""
         view, active = self.view, self.active
         if not view.forked:
-            self.appender.close_writers()
+            self.appender.writers.close()
         with view.lock:
             if view.closed:
                 if not self._dropped:

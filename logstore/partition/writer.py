@@ -24,7 +24,7 @@ from logstore.errors import ClosedError, ForkedHandleError, IndeterminateAppendE
 from logstore.format.encoder import builder_settings, codec_number
 from logstore.waking import Gate, uninterrupted
 
-__all__ = ["Buffered", "Writer"]
+__all__ = ["Buffered", "Writer", "Writers"]
 
 WRITE_BYTES = 1 << 19  # written in one system call
 
@@ -45,6 +45,25 @@ class Buffered(Protocol):
     """An object that holds records for a log, and writes them when it is closed."""
 
     def close(self) -> None: ...
+
+
+class Writers:
+    """What is closed with a log: its Writers, and the lanes of producers.
+
+    The references are weak: an object that is dropped needs no close.
+    """
+
+    def __init__(self) -> None:
+        self._writers: weakref.WeakSet[Buffered] = weakref.WeakSet()
+
+    def add(self, writer: Buffered) -> None:
+        """Have an object closed when the log is closed."""
+        self._writers.add(writer)
+
+    def close(self) -> None:
+        """Close all.  Raises if one cannot write what it holds."""
+        for writer in list(self._writers):
+            writer.close()
 
 
 class Writer(_native.Builder, Closeable):

@@ -36,14 +36,13 @@ from logstore.config import ConfigError, wants_fsync
 from logstore.errors import (
     ClosedError,
     DiskFullError,
-    FencedError,
     ForkedHandleError,
-    TransactionAbortedError,
 )
 from logstore.interceptors import InterceptorChain, Outgoing
 from logstore.partitioner import Partitioner
 from logstore.producer.dedupe import DedupeWindows
 from logstore.producer.delivery import Delivery, answering
+from logstore.producer.failures import Failures
 from logstore.producer.lane import Lane
 from logstore.producer.lingering import busy, start_thread
 from logstore.producer.routing import Route, Router, partitioner_of
@@ -73,7 +72,6 @@ TRANSACTION_TIMEOUT = 60.0
 DEDUPE_WINDOW = 120.0
 DEDUPE_RECORDS = 100_000
 RETRY = 0.05  # seconds between attempts to write to a full disk
-FAILURES_KEPT = 100  # errors for the next flush; a program may use only callbacks and never flush
 
 T = TypeVar("T")
 _Headers: TypeAlias = "Iterable[tuple[str, bytes | None]]"
@@ -147,9 +145,7 @@ class Producer(_native.Sender, Closeable):
         self.fsync = wants_fsync(store.durability if durability is None else durability)
         self._generation = _native.fork_generation()
         self._making = threading.RLock()  # held to make a route, a lane or the thread
-        self._failures: list[BaseException] = []  # the first ones since the last flush
-        self._failures_more = 0  # how many were not kept
-        self._failing = threading.Lock()  # guards the two; nothing is called under it
+        self._failures = Failures()  # since the last flush
         self._stuck_since: float | None = None  # monotonic time since which the disk is full
         self._wake = Wake()
         self._thread: threading.Thread | None = None
@@ -333,15 +329,8 @@ class Producer(_native.Sender, Closeable):
         self._write_blocking(lane)
 
     def note_failure(self, error: BaseException) -> None:
-        """Keep the error of records that are not delivered; `flush` or `close` raises it.
-
-        Only the first FAILURES_KEPT are kept, and the others counted.
-        """
-        with self._failing:
-            if len(self._failures) < FAILURES_KEPT:
-                self._failures.append(error)
-            else:
-                self._failures_more += 1
+        """Keep the error of records that are not delivered; `flush` or `close` raises it."""
+        self._failures.note(error)
 
     def explain(self, error: BaseException) -> BaseException:
         """Return the coordinator's reason for a FencedError; any other error itself.
@@ -529,32 +518,11 @@ class Producer(_native.Sender, Closeable):
 
     def _forget_failures(self) -> None:
         """Drop the failures since the last flush: an abort has made them meaningless."""
-        self._take_failures()
-
-    def _take_failures(self) -> tuple[list[BaseException], int]:
-        """Return the failures since the last flush, and how many were not kept; drop both."""
-        with self._failing:
-            # One step for a signal handler: an interrupt loses no failure.
-            taken = self._failures, self._failures_more
-            self._failures, self._failures_more = [], 0
-        return taken
+        self._failures.take()
 
     def _raise_failures(self) -> None:
         """Raise the failures since the last flush, once."""
-        failures, more = self._take_failures()
-        if self._client is not None:
-            # An epoch that has ended fails every pack alike: raise one error for the transaction.
-            ends = (FencedError, TransactionAbortedError)
-            over: list[BaseException] = [each for each in failures if isinstance(each, ends)]
-            if over:
-                raise over[0]
-        if len(failures) == 1:
-            raise failures[0]
-        if failures:
-            text = f"{len(failures) + more} packs of records failed"
-            if more:
-                text += f"; {more} of the errors are not listed here"
-            raise BaseExceptionGroup(text, failures)
+        self._failures.raise_all(in_transaction=self._client is not None)
 
     def close(self) -> None:
         """Flush, and take no more records.  Closing twice is harmless.
@@ -581,11 +549,7 @@ class Producer(_native.Sender, Closeable):
         except BaseException as error:
             if not isinstance(error, KeyboardInterrupt):
                 self._close_now()
-                failures, more = self._take_failures()
-                for failure in failures:
-                    error.add_note(f"and then: {failure}")
-                if more:
-                    error.add_note(f"and then: {more} more packs of records failed")
+                self._failures.add_to(error)
             raise
         self._close_now()
         self._raise_failures()

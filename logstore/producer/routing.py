@@ -122,7 +122,7 @@ class Router:
     def lane(self, route: Route, number: int) -> Lane:
         """Return the lane of a partition; make one if there is none, or its partition was closed.
 
-        The partition holds the lane and closes it with itself (`close_with`).
+        The partition holds the lane and closes it with itself (`Writers.add`).
         """
         lane = cast("Lane | None", route.lanes[number])
         if lane is None or lane.partition.closed:
@@ -144,7 +144,7 @@ class Router:
                         compression_level=self._compression_level,
                     )
                     lane.sequence = self._first_sequence(lane)
-                    partition.parts.appender.close_with(lane)
+                    partition.parts.appender.writers.add(lane)
                     route.lanes[number] = lane
         return lane
 

@@ -209,7 +209,7 @@ class SegmentRecovery:
             held = [self.directory.read(name) for name in names]
         except FileNotFoundError:
             held = []
-        wanted = [contents.offsets, segment.final_times(contents)]
+        wanted = [contents.offsets, contents.final_times(segment.base_offset)]
         if held != wanted:
             self.write_indexes(segment, contents, sync=True)
             self.report.indexes_rebuilt.append(segment.path.with_suffix(".index"))

@@ -371,7 +371,7 @@ class _Mender:
                 f"({contents.reason}): nothing was replaced; check the partition again"
             )
         segment = self._segment(directory, base)
-        return contents._replace(times=segment.final_times(contents))
+        return contents._replace(times=contents.final_times(segment.base_offset))
 
     def _open_and_close(self, name: str) -> None:
         """Open a partition for writing: recovery makes the files that were set aside."""

@@ -34,7 +34,7 @@ ALLOWED = {
     "Appender._append_raw_locked": (2, STAMP),
     "Appender._batches": (1, PASS),
     "Appender._apply": (1, PASS),
-    "Appender._time_of_append": (1, STAMP),
+    "ActiveLog.time_of_append": (1, STAMP),
     "Appender._write_locked": (2, STAMP),
     "Appender.append_batch": (1, LIMIT),
     "Appender._end_transaction_locked": (1, STAMP),

@@ -438,3 +438,24 @@ def test_a_connector_with_public_names_is_allowed() -> None:
         "class Reader:\n    def open(self):\n        self._log = logstore.Partition.open('x')\n"
     )
     assert connector_faults(source, "x.py", {"Partition"}) == []
+
+
+def test_no_file_is_long() -> None:
+    """A file that grows beyond this has two nouns: split it."""
+    long = {
+        path.relative_to(ROOT).as_posix(): count
+        for path in (ROOT / "logstore").rglob("*.py")
+        if (count := len(path.read_text("utf-8").splitlines())) > 600
+    }
+    assert long == {}
+
+
+def test_no_engine_package_has_many_files() -> None:
+    """A stranger looks through a package; `kafka` and `testing` are more than one noun each."""
+    many = {
+        package: len(files)
+        for package in LAYER_OF
+        if (ROOT / "logstore" / package).is_dir() and package not in ("kafka", "testing", "cli")
+        if len(files := [*(ROOT / "logstore" / package).glob("[!_]*.py")]) > 13
+    }
+    assert many == {}

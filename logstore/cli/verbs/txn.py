@@ -14,7 +14,8 @@ from logstore.cli.session import Integer, Session, output_option, pass_session, 
 from logstore.cli.text import span_text
 
 if TYPE_CHECKING:
-    from logstore.coordinators.transaction_coordinator import TransactionDescription, Transactions
+    from logstore.coordinators.transaction_coordinator import Transactions
+    from logstore.coordinators.transaction_state import TransactionDescription
 
 __all__ = ["txn_verb"]
 

@@ -105,6 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         self._charged = False  # whether the buffer belongs to the Memory
         self._start = self._filled = 0
         self._busy = False  # a request uses the buffer
+        self._producing = False  # the last request that began is a Produce
+        self._ended = False  # the peer sends no more
         self._working = False  # in `_work`
         self._wanting = False  # waits for memory
         self._paused = False  # does not read
@@ -158,6 +160,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._filled == len(self._buffer):
             self._pause()
 
+    def eof_received(self) -> bool:
+        """The peer sends no more.  Append what it has produced; then close.
+
+        A client with acks=0 closes its socket as soon as it has sent its records.
+        """
+        self._ended = True
+        return self._producing and not self.quiet  # if False, asyncio closes the socket
+
     def pause_writing(self) -> None:
         self._blocked = True
         self._blocked_since = self._now()
@@ -208,6 +218,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._frame_began = self._now()
             self._make_space(whole)
             return False
+        if self._ended and key != PRODUCE:
+            return False
         if self._unsent and (key != PRODUCE or self._unsent >= PIPELINE_MAX):
             return False  # `_go_on` comes back here when an answer is sent
         self._frame_began = None
@@ -218,6 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         slot = Slot()
         self._slots.append(slot)
         self._busy = True
+        self._producing = key == PRODUCE
         self._owner.begin(self, slot, memoryview(self._buffer)[at : at + size])
         return True
 
@@ -228,6 +241,7 @@ class Connection(asyncio.BufferedProtocol):
             self._give_back()
         else:
             self._work()
+            self._close_if_ended()
 
     # ---- the buffer ----
 
@@ -288,6 +302,8 @@ class Connection(asyncio.BufferedProtocol):
     def _resume(self) -> None:
         if self._finishing:
             return
+        if self._ended:
+            return
         if self._paused and self._transport is not None and not self.closed:
             if self._filled == len(self._buffer):
                 self._make_space(self._filled - self._start + 1)
@@ -340,6 +356,11 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
         if not self._busy and not self.closed:
             self._work()
+            self._close_if_ended()
+
+    def _close_if_ended(self) -> None:
+        if self._ended and self.quiet:
+            self.close("peer")
 
     @property
     def _unsent(self) -> int:

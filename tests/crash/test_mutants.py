@@ -688,7 +688,7 @@ CHECKS: dict[str, tuple[Callable[[Path], None], str, Any]] = {
     "close: not noticed": (closed_handle, "logstore.partition.view.LogView.check_usable", nothing),
     "append: any offset will do": (
         expected_offset,
-        "logstore.partition.appender.Appender._expect",
+        "logstore.partition.active_log.ActiveLog.expect",
         nothing,
     ),
     "producer: a retry is new": (

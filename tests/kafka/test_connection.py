@@ -347,3 +347,33 @@ def test_a_closed_connection_whose_peer_does_not_read_is_let_go(
     connection.close("size")
     connection.check_time(later)
     assert bool(aborted) is lets_go
+
+
+def test_what_a_peer_has_produced_is_appended_after_it_has_closed() -> None:
+    """A client with acks=0 closes its socket as soon as it has sent its records."""
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE, b"a") + frame(PRODUCE, b"b"))
+    assert connection.eof_received()
+    for number in range(2):
+        _, slot, data = owner.begun[number]
+        assert data[10:] == (b"a", b"b")[number]
+        assert not transport.closing
+        connection.answer(slot, ())
+        connection.release()
+    assert transport.closing
+    assert len(owner.begun) == 2
+
+
+def test_a_peer_that_has_closed_waits_for_no_other_request() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER))
+    assert not connection.eof_received(), "asyncio closes the socket"
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE) + frame(OTHER))
+    assert connection.eof_received()
+    connection.answer(owner.begun[-1][1], ())
+    connection.release()
+    assert transport.closing
+    assert len(owner.begun) == 2

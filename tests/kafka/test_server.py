@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_is_named_and_the_server_can_start_later(store: Sto
         with pytest.raises(OSError, match=str(port)) as caught:
             server.start()
         assert caught.value.errno == errno.EADDRINUSE
-        assert not [each for each in threading.enumerate() if "logstore" in each.name]
+        assert not [each for each in threading.enumerate() if "logstore kafka" in each.name]
     with server:
         assert server.address[1] == port
 

@@ -6,6 +6,7 @@ that is allowed for one request is at that request, with its reason.
 
 from __future__ import annotations
 
+import functools
 import random
 import struct
 import time
@@ -65,11 +66,16 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
 
 
 def compare(sides: Sides, walk: Callable[[Walk], object]) -> None:
+    found = compared(sides, walk)
+    assert not found, "\n" + "\n".join(found)
+
+
+def compared(sides: Sides, walk: Callable[[Walk], object]) -> list[str]:
+    """Return the differences between the answers of the two sides."""
     with Walk(sides.kafka) as kafka, Walk(sides.ours) as ours:
         walk(kafka)
         walk(ours)
-        found = differences(kafka, ours)
-    assert not found, "\n" + "\n".join(found)
+        return list(differences(kafka, ours))
 
 
 # ---- every version of every API ----
@@ -1332,10 +1338,10 @@ class Wanderer:
     a time, so that no join waits for another one.
     """
 
-    def __init__(self, walk: Walk, seed: int) -> None:
+    def __init__(self, walk: Walk, seed: int, prefix: str) -> None:
         self.walk = walk
         self.chance = random.Random(seed)
-        self.prefix = f"random-{seed}"
+        self.prefix = prefix
         self.members: dict[str, str] = {}
         self.producers: dict[str, tuple[int, int]] = {}
 
@@ -1535,11 +1541,17 @@ class Wanderer:
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(sized(5, 50, 1000)))
 def test_random_walk(sides: Sides, seed: int) -> None:
-    def wander(walk: Walk) -> None:
+    def wander(walk: Walk, prefix: str) -> None:
         walk.topic(TOPIC, 2)
-        walk.topic(f"random-{seed}-a", 1 + seed % 2)
-        wanderer = Wanderer(walk, seed)
+        walk.topic(f"{prefix}-a", 1 + seed % 2)
+        wanderer = Wanderer(walk, seed, prefix)
         for _ in range(50):
             wanderer.step()
 
-    compare(sides, wander)
+    # Kafka removes a group that holds nothing at a moment of its own.  A difference counts if the
+    # same walk, with other names, shows one each time.
+    for attempt in range(3):
+        found = compared(sides, functools.partial(wander, prefix=f"random-{seed}-{attempt}"))
+        if not found:
+            return
+    raise AssertionError("\n" + "\n".join(found))

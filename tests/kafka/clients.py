@@ -471,13 +471,18 @@ class _AioConsumer:
 
     def assign(self, place: Place, at: int | str) -> None:
         partition = aiokafka.TopicPartition(*place)
-        self.loop.call(lambda: self.consumer.assign([partition]))
         if at == "start":
-            self.loop.run(self.consumer.seek_to_beginning(partition))
+            at = self.loop.run(self.consumer.beginning_offsets([partition]))[partition]
         elif at == "end":
-            self.loop.run(self.consumer.seek_to_end(partition))
-        else:
-            self.loop.call(lambda: self.consumer.seek(partition, at))
+            at = self.loop.run(self.consumer.end_offsets([partition]))[partition]
+
+        def assign() -> None:
+            # In one step: between the two, aiokafka would begin to look up its own start, and a
+            # late answer would win over the seek.
+            self.consumer.assign([partition])
+            self.consumer.seek(partition, at)
+
+        self.loop.call(assign)
 
     def offset_at(self, place: Place, timestamp: int) -> int | None:
         partition = aiokafka.TopicPartition(*place)

@@ -7,6 +7,7 @@ when the batches are as durable as the store is opened for; acks=1 and acks=all 
 
 from __future__ import annotations
 
+import functools
 import logging
 import struct
 from typing import Any
@@ -47,27 +48,28 @@ class _Produced:
     def __init__(self, call: Call) -> None:
         self._call = call
         self.responses: list[dict[str, Any]] = []
-        self.waiting = 0
-        self.pending: Pending | None = None
+        self.appended: list[tuple[Partition, range, dict[str, Any]]] = []  # to be made durable
         self.failed = False
 
-    def wait_for(self, partition: Partition, offsets: range, row: dict[str, Any]) -> None:
-        """Have a row answered when its offsets are durable."""
-        self.waiting += 1
+    def answer_when_durable(self) -> Pending:
+        """Sync what was appended; the answer is given when the last row is durable or failed.
 
-        def done(error: BaseException | None) -> None:
+        The callbacks run in the loop's thread, and count only after all rows are counted here.
+        """
+        pending = Pending(self._call, early=True)
+        waiting = len(self.appended)
+
+        def done(row: dict[str, Any], error: BaseException | None) -> None:
+            nonlocal waiting
             if error is not None:
                 _refuse(row, error)
-                self.failed = True
-            self.waiting -= 1
-            if self.waiting == 0 and self.pending is not None:
-                self.finish()
+            waiting -= 1
+            if waiting == 0 and self._call.body["acks"] != 0:
+                pending.answer({"responses": self.responses})
 
-        self._call.broker.syncs.add(partition, offsets, done)
-
-    def finish(self) -> None:
-        assert self.pending is not None
-        self.pending.answer(None if self._call.body["acks"] == 0 else {"responses": self.responses})
+        for partition, offsets, row in self.appended:
+            self._call.broker.syncs.add(partition, offsets, functools.partial(done, row))
+        return pending
 
 
 def produce(call: Call) -> dict[str, Any] | Pending | None:
@@ -96,14 +98,12 @@ def produce(call: Call) -> dict[str, Any] | Pending | None:
                 _refuse(row, error, call.version)
                 produced.failed = True
         produced.responses.append({"name": topic["name"], "partition_responses": answers})
+    pending = produced.answer_when_durable() if produced.appended else None
     if acks == 0:
         if produced.failed:
             call.connection.close("error", "a batch with acks=0 could not be appended")
         return None
-    if not produced.waiting:
-        return {"responses": produced.responses}
-    produced.pending = Pending(call, early=True)
-    return produced.pending
+    return {"responses": produced.responses} if pending is None else pending
 
 
 def _require_inline(call: Call, rows: list[tuple[str, dict[str, Any]]]) -> None:
@@ -173,7 +173,7 @@ def _append(
     row["log_append_time_ms"] = appended.timestamp
     row["log_start_offset"] = partition.start_offset
     if store.durability == "fsync":
-        produced.wait_for(partition, appended.offsets, row)
+        produced.appended.append((partition, appended.offsets, row))
 
 
 def _check_producer(call: Call, records: memoryview) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -80,6 +78,7 @@ class Broker:
         self._lines_left_out = 0
         self.closed_for: Counter[str] = Counter()
         self.draining = False
+        self._by_id: dict[bytes, Topic] = {}  # topics, as they were when an id was not found
         self._configured = False  # whether the groups have the settings of the listener
         self.when_room: Callable[[], object] = lambda: None  # a connection has ended
 
@@ -119,11 +118,12 @@ class Broker:
 
     def topic_by_id(self, id_bytes: bytes) -> Topic | None:
         """Return the topic with an id."""
-        wanted = uuid.UUID(bytes=id_bytes)
-        for topic in self.store.values():
-            if topic.id == wanted:
-                return topic
-        return None
+        topic = self._by_id.get(id_bytes)
+        if topic is None or topic.deleted:
+            topics = self.store.values()
+            self._by_id = {each.id.bytes: each for each in topics if each.id is not None}
+            topic = self._by_id.get(id_bytes)
+        return topic
 
     def declared_partitions(self, topic: Topic) -> Sequence[int]:
         """Return the numbers of a topic's partitions, made or not."""
@@ -247,7 +247,7 @@ class Broker:
     def _submit(self, call: Call) -> None:
         call.may_wait = True
         self.workers.submit(
-            functools.partial(handler(call.key), call),
+            lambda: handler(call.key)(call),  # may import the handler's module: not in the loop
             lambda result, error: self._finish(call, error or result),
         )
 

@@ -300,9 +300,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        if self._finishing:
-            return
-        if self._ended:
+        if self._finishing or self._ended:
             return
         if self._paused and self._transport is not None and not self.closed:
             if self._filled == len(self._buffer):

@@ -21,7 +21,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from logstore.closeable import Closeable
 from logstore.errors import ClosedError, LockedError
@@ -32,8 +32,10 @@ from logstore.kafka.connection import Connection
 from logstore.kafka.faults import Faults
 from logstore.kafka.metrics import metrics
 from logstore.store.store import Store
-from logstore.upkeep.maintenance import Maintenance
 from logstore.waking import Gate, uninterrupted
+
+if TYPE_CHECKING:
+    from logstore.upkeep.maintenance import Maintenance
 
 __all__ = ["KafkaServer"]
 
@@ -116,6 +118,8 @@ class KafkaServer(Closeable):
         self._listeners = bind(self._listen, self.config.socket_listen_backlog_size)
         self._addresses = {each.name: each.address for each in self._listeners}
         if self._maintain:
+            from logstore.upkeep.maintenance import Maintenance  # slow to import
+
             self._maintenance = Maintenance(self.store)
             self._maintenance.start()
         self._failure, self._ended, ready = None, Gate(), Gate()

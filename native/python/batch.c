@@ -4,43 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch_check.h"
 #include "batch_keep.h"
 #include "codec_call.h"
-
-/* What a walk over the records of a batch from outside finds. */
-typedef struct {
-    ls_code code;                      /* LS_END: every length fits */
-    bool ordered;                      /* offsets run from the base offset without a gap */
-    bool timed;                        /* no timestamp is below -1 */
-    int64_t least;                     /* timestamps of -1 (none) do not count; -1 without any */
-    int64_t greatest;
-    int64_t oldest;                    /* the least timestamp; -1 does count */
-    int64_t keyless;
-} record_walk;
-
-/* Needs no GIL. */
-static void walk_records(ls_records *records, record_walk *walk)
-{
-    *walk = (record_walk){
-        .ordered = true, .timed = true, .least = INT64_MAX, .greatest = -1, .oldest = INT64_MAX,
-    };
-    int64_t expected = records->base_offset;
-    records->log_append_time = false;  /* the records' own times */
-    ls_record record;
-    while ((walk->code = ls_records_step(records, &record)) == LS_OK) {
-        walk->ordered = walk->ordered && record.offset == expected++;
-        walk->timed = walk->timed && record.timestamp >= -1;
-        walk->keyless += record.key_size < 0;
-        walk->oldest = record.timestamp < walk->oldest ? record.timestamp : walk->oldest;
-        if (record.timestamp != -1) {
-            walk->least = record.timestamp < walk->least ? record.timestamp : walk->least;
-            walk->greatest = record.timestamp > walk->greatest ? record.timestamp : walk->greatest;
-        }
-    }
-    if (walk->greatest < 0) {
-        walk->least = -1;
-    }
-}
 
 /* check_records(batch, payload) -> (least timestamp, greatest timestamp, records without a key)
  *
@@ -70,11 +36,11 @@ static PyObject *native_check_records(PyObject *self, PyObject *args)
                      (long long)(batch.last_offset - batch.base_offset + 1));
         goto done;
     }
-    record_walk walk;
+    ls_record_walk walk;
     ls_records records;
     ls_records_open(&records, &batch, payload.buf, (size_t)payload.len);
     Py_BEGIN_ALLOW_THREADS             /* both buffers are held */
-    walk_records(&records, &walk);
+    ls_records_walk(&records, &walk);
     Py_END_ALLOW_THREADS
     if (walk.code != LS_END) {
         PyErr_SetString(module->invalid_record_error, records.reason);
@@ -93,40 +59,34 @@ done:
     return result;
 }
 
-/* Whether `data` is one uncompressed batch with a right checksum and right records.  Needs no GIL. */
-static bool check_whole(const uint8_t *data, size_t size, record_walk *walk)
-{
-    ls_batch batch;
-    if (size < LS_BATCH_HEADER_BYTES || ls_batch_parse(data, size, &batch).code != LS_OK ||
-        batch.size != (int64_t)size || ls_batch_codec(&batch) != LS_CODEC_NONE ||
-        (int64_t)batch.record_count != batch.last_offset - batch.base_offset + 1 ||
-        !ls_batch_verify(data, &batch)) {
-        return false;
-    }
-    ls_records records;
-    ls_records_open(&records, &batch, data + LS_BATCH_HEADER_BYTES, size - LS_BATCH_HEADER_BYTES);
-    walk_records(&records, walk);
-    return walk->code == LS_END && walk->ordered && walk->timed;
-}
-
-/* check_batch(batch) -> (least timestamp, greatest timestamp, records without a key, oldest) or None
+/* check_batch(batch, content_max=0)
+ *   -> (least timestamp, greatest timestamp, records without a key, oldest) or None
  *
- * Checks one uncompressed batch in place: header, checksum, and what check_records checks.  `oldest`
- * is the least timestamp if those of -1 (none) count.  None: it is not such a batch, or it is wrong;
+ * Checks one batch in place: header, checksum, and what check_records checks.  `oldest` is the least
+ * timestamp if those of -1 (none) count.  A batch that is compressed with lz4, as Kafka does it, is
+ * unpacked if its records take at most `content_max` bytes.  None: it is another batch, or it is wrong;
  * the caller finds the reason. */
-static PyObject *native_check_batch(PyObject *Py_UNUSED(self), PyObject *arg)
+static PyObject *native_check_batch(PyObject *self, PyObject *args)
 {
+    ls_lz4_decode decode = ((ls_module *)PyModule_GetState(self))->lz4_decode;
     Py_buffer raw;
-    if (PyObject_GetBuffer(arg, &raw, PyBUF_SIMPLE) < 0) {
+    long long content_max = 0;
+    if (!PyArg_ParseTuple(args, "y*|L:check_batch", &raw, &content_max)) {
         return NULL;
     }
-    record_walk walk = {0};
+    ls_record_walk walk = {0};
+    ls_batch batch;
     bool right;
     if (raw.len <= LS_GIL_BYTES) {
-        right = check_whole(raw.buf, (size_t)raw.len, &walk);
+        right = ls_batch_check(raw.buf, (size_t)raw.len, &batch, &walk);
     } else {
         Py_BEGIN_ALLOW_THREADS         /* the buffer is held */
-        right = check_whole(raw.buf, (size_t)raw.len, &walk);
+        right = ls_batch_check(raw.buf, (size_t)raw.len, &batch, &walk);
+        Py_END_ALLOW_THREADS
+    }
+    if (!right && decode != NULL && content_max > 0) {
+        Py_BEGIN_ALLOW_THREADS         /* the buffer is held */
+        right = ls_batch_check_lz4(raw.buf, (size_t)raw.len, decode, content_max, &batch, &walk);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&raw);
@@ -135,6 +95,105 @@ static PyObject *native_check_batch(PyObject *Py_UNUSED(self), PyObject *arg)
     }
     return Py_BuildValue("(LLLL)", (long long)walk.least, (long long)walk.greatest,
                          (long long)walk.keyless, (long long)walk.oldest);
+}
+
+/* What a walk over the batches of a leader's log finds. */
+typedef struct {
+    int64_t first_offset;
+    int64_t next_offset;
+    bool dense;                        /* no offset is missing between two batches */
+    size_t reached;                    /* the size of the batches that are right */
+} copied_walk;
+
+/* Checks that whole batches follow one another: checksums, offsets, leader epochs.  Needs no GIL. */
+static void walk_copied(const uint8_t *data, size_t size, copied_walk *walk)
+{
+    *walk = (copied_walk){.dense = true};
+    while (size - walk->reached >= LS_BATCH_HEADER_BYTES) {
+        ls_batch batch;
+        size_t left = size - walk->reached;
+        const uint8_t *here = data + walk->reached;
+        bool first = walk->reached == 0;
+        if (ls_batch_parse(here, left, &batch).code != LS_OK || batch.size > (int64_t)left ||
+            batch.leader_epoch < 0 || (!first && batch.base_offset < walk->next_offset) ||
+            !ls_batch_verify(here, &batch)) {
+            return;
+        }
+        if (first) {
+            walk->first_offset = batch.base_offset;
+        } else if (batch.base_offset != walk->next_offset) {
+            walk->dense = false;
+        }
+        walk->next_offset = batch.last_offset + 1;
+        walk->reached += (size_t)batch.size;
+    }
+}
+
+/* Adds (leader epoch, base offset) of each batch whose epoch is not that of the batch before, and
+ * (position, producer id or -1) of each batch with a producer; -1: of a transaction, or a control
+ * batch.  The batches were walked before.  False: raised. */
+static bool list_copied(const uint8_t *data, size_t size, PyObject *epochs, PyObject *producers)
+{
+    int32_t epoch = -1;
+    for (size_t at = 0; at < size;) {
+        ls_batch batch;
+        (void)ls_batch_parse(data + at, size - at, &batch);  /* it was parsed before */
+        PyObject *pair = NULL;
+        if (batch.leader_epoch != epoch) {
+            epoch = batch.leader_epoch;
+            pair = Py_BuildValue("(iL)", (int)epoch, (long long)batch.base_offset);
+            if (pair == NULL || PyList_Append(epochs, pair) < 0) {
+                Py_XDECREF(pair);
+                return false;
+            }
+            Py_DECREF(pair);
+        }
+        if (ls_batch_has_producer(&batch)) {
+            bool plain = (batch.attributes & (LS_ATTR_CONTROL | LS_ATTR_TRANSACTIONAL)) == 0;
+            pair = Py_BuildValue("(nL)", (Py_ssize_t)at, plain ? (long long)batch.producer_id : -1);
+            if (pair == NULL || PyList_Append(producers, pair) < 0) {
+                Py_XDECREF(pair);
+                return false;
+            }
+            Py_DECREF(pair);
+        }
+        at += (size_t)batch.size;
+    }
+    return true;
+}
+
+/* check_copied(batches) -> (first offset, next offset, dense, epochs, producers) or None
+ *
+ * Checks the whole batches that a follower copies from a leader's log.  `dense`: no offset is missing
+ * between two of them.  list_copied has the two lists.  None: there is no batch, or one is wrong; the
+ * caller finds the reason. */
+static PyObject *native_check_copied(PyObject *Py_UNUSED(self), PyObject *arg)
+{
+    Py_buffer raw;
+    if (PyObject_GetBuffer(arg, &raw, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    copied_walk walk;
+    Py_BEGIN_ALLOW_THREADS             /* the buffer is held */
+    walk_copied(raw.buf, (size_t)raw.len, &walk);
+    Py_END_ALLOW_THREADS
+    PyObject *result = NULL, *epochs = NULL, *producers = NULL;
+    if (raw.len == 0 || walk.reached != (size_t)raw.len) {
+        result = Py_NewRef(Py_None);
+        goto done;
+    }
+    epochs = PyList_New(0);
+    producers = PyList_New(0);
+    if (epochs != NULL && producers != NULL &&
+        list_copied(raw.buf, (size_t)raw.len, epochs, producers)) {
+        result = Py_BuildValue("(LLOOO)", (long long)walk.first_offset, (long long)walk.next_offset,
+                               walk.dense ? Py_True : Py_False, epochs, producers);
+    }
+done:
+    Py_XDECREF(epochs);
+    Py_XDECREF(producers);
+    PyBuffer_Release(&raw);
+    return result;
 }
 
 static void cannot_cut(ls_module *module, ls_status status)
@@ -286,9 +345,12 @@ done:
 PyMethodDef ls_batch_functions[] = {
     {"check_records", native_check_records, METH_VARARGS,
      PyDoc_STR("check_records(batch, payload) -> (least time, greatest time, records without key)")},
-    {"check_batch", native_check_batch, METH_O,
-     PyDoc_STR("check_batch(batch) -> (least time, greatest time, records without key, oldest time) "
-               "of one uncompressed batch that is right; else None")},
+    {"check_batch", native_check_batch, METH_VARARGS,
+     PyDoc_STR("check_batch(batch, content_max=0) -> (least time, greatest time, records without key, "
+               "oldest time) of one batch that is right, uncompressed or lz4; else None")},
+    {"check_copied", native_check_copied, METH_O,
+     PyDoc_STR("check_copied(batches) -> (first offset, next offset, dense, [(leader epoch, offset)], "
+               "[(position, producer id)]) of a leader's batches that are right; else None")},
     {"batch_below", native_batch_below, METH_VARARGS,
      PyDoc_STR("batch_below(batch, end_offset, decompress, compress, payload_max) -> bytes: the "
                "batch without its records at and above end_offset")},

@@ -317,6 +317,8 @@ static int module_exec(PyObject *self)
     if (PyModule_AddFunctions(self, ls_directory_functions) < 0 ||
         PyModule_AddFunctions(self, ls_recovery_functions) < 0 ||
         PyModule_AddFunctions(self, ls_batch_functions) < 0 ||
+        PyModule_AddFunctions(self, ls_produce_frame_functions) < 0 ||
+        PyModule_AddFunctions(self, ls_fetch_frame_functions) < 0 ||
         PyModule_AddFunctions(self, ls_index_functions) < 0 ||
         PyModule_AddFunctions(self, ls_filesystem_functions) < 0 ||
         PyModule_AddFunctions(self, ls_io_recorder_functions) < 0) {

@@ -192,6 +192,8 @@ extern PyType_Spec ls_sender_spec;
 extern PyMethodDef ls_directory_functions[];
 extern PyMethodDef ls_recovery_functions[];
 extern PyMethodDef ls_batch_functions[];
+extern PyMethodDef ls_produce_frame_functions[];
+extern PyMethodDef ls_fetch_frame_functions[];
 extern PyMethodDef ls_index_functions[];
 extern PyMethodDef ls_filesystem_functions[];
 extern PyMethodDef ls_io_recorder_functions[];

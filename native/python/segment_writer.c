@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "batch_check.h"
+
 typedef struct {
     PyObject_HEAD
     ls_module *module;
@@ -292,46 +294,21 @@ static PyObject *segment_writer_append_raw(SegmentWriterObject *self, PyObject *
     Py_RETURN_TRUE;
 }
 
-/* append_placed(batch, base_offset, leader_epoch, oldest, now_ms) -> as append_raw.  One batch that the
- * caller has checked, from any buffer, which is not changed: base offset and leader epoch are written
- * in front of its other bytes.  The checksum covers neither.  `oldest` is its least timestamp. */
-static PyObject *segment_writer_append_placed(SegmentWriterObject *self, PyObject *args)
+enum { PLACE_BYTES = LS_AT_MAGIC };    /* base offset, length, leader epoch */
+
+/* Writes one batch that was checked: `header` has its place, `raw` the bytes after that.  Returns false,
+ * and has raised, if the write failed. */
+static bool write_placed(SegmentWriterObject *self, const uint8_t *header, const Py_buffer *raw,
+                         const ls_batch *batch, int64_t oldest)
 {
-    enum { PLACE_BYTES = LS_AT_MAGIC };
-    Py_buffer raw;
-    long long base_offset, oldest, now_ms;
-    int leader_epoch;
-    if (!PyArg_ParseTuple(args, "y*LiLL:append_placed", &raw, &base_offset, &leader_epoch, &oldest,
-                          &now_ms)) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    uint8_t header[LS_BATCH_HEADER_BYTES];
-    ls_batch batch;
-    if (raw.len >= LS_BATCH_HEADER_BYTES) {
-        memcpy(header, raw.buf, sizeof header);
-        ls_store_i64(header, base_offset);
-        ls_store_i32(header + LS_AT_LEADER_EPOCH, leader_epoch);
-    }
-    if (raw.len < LS_BATCH_HEADER_BYTES ||
-        ls_batch_parse(header, sizeof header, &batch).code != LS_OK || batch.size != raw.len ||
-        base_offset < self->next_offset) {
-        PyErr_Format(PyExc_ValueError, "no batch for an offset at or above %lld",
-                     (long long)self->next_offset);
-        goto done;
-    }
-    if (should_roll(self, batch.size, batch.max_timestamp, batch.last_offset, now_ms)) {
-        result = Py_NewRef(Py_False);
-        goto done;
-    }
     if (!ls_file_pin(self->file)) {
-        goto done;
+        return false;
     }
     int64_t position = atomic_load_explicit(&self->file->end, memory_order_relaxed);
-    const uint8_t *rest = (const uint8_t *)raw.buf + PLACE_BYTES;
-    size_t rest_size = (size_t)raw.len - PLACE_BYTES;
+    const uint8_t *rest = (const uint8_t *)raw->buf + PLACE_BYTES;
+    size_t rest_size = (size_t)raw->len - PLACE_BYTES;
     ls_status status;
-    if (raw.len <= LS_GIL_BYTES) {
+    if (raw->len <= LS_GIL_BYTES) {
         status = ls_append_parts(self->file->io, self->file->fd, header, PLACE_BYTES, rest,
                                  rest_size, position);
     } else {
@@ -342,18 +319,109 @@ static PyObject *segment_writer_append_placed(SegmentWriterObject *self, PyObjec
     }
     ls_file_unpin(self->file);
     if (status.code != LS_OK) {
-        raise_failed_write(self, status, batch.last_offset + 1);
-        goto done;
+        raise_failed_write(self, status, batch->last_offset + 1);
+        return false;
     }
-    atomic_store_explicit(&self->file->end, position + batch.size, memory_order_release);
-    self->next_offset = batch.last_offset + 1;
+    atomic_store_explicit(&self->file->end, position + batch->size, memory_order_release);
+    self->next_offset = batch->last_offset + 1;
     self->min_timestamp = oldest < self->min_timestamp ? oldest : self->min_timestamp;
     if (position == 0) {
-        self->first_timestamp = batch.max_timestamp;
+        self->first_timestamp = batch->max_timestamp;
     }
-    (void)ls_index_track(&self->index, &batch, position);  /* without memory the index is sparser */
-    result = Py_NewRef(Py_True);
-done:
+    (void)ls_index_track(&self->index, batch, position);  /* without memory the index is sparser */
+    return true;
+}
+
+/* Parses the header of a batch at another place.  False if that is not one batch of its own size. */
+static bool place(const Py_buffer *raw, int64_t base_offset, int32_t leader_epoch,
+                  uint8_t header[LS_BATCH_HEADER_BYTES], ls_batch *batch)
+{
+    if (raw->len < LS_BATCH_HEADER_BYTES) {
+        return false;
+    }
+    memcpy(header, raw->buf, LS_BATCH_HEADER_BYTES);
+    ls_store_i64(header, base_offset);
+    ls_store_i32(header + LS_AT_LEADER_EPOCH, leader_epoch);
+    return ls_batch_parse(header, LS_BATCH_HEADER_BYTES, batch).code == LS_OK &&
+           batch->size == raw->len;
+}
+
+/* append_placed(batch, base_offset, leader_epoch, oldest, now_ms) -> as append_raw.  One batch that the
+ * caller has checked, from any buffer, which is not changed: base offset and leader epoch are written
+ * in front of its other bytes.  The checksum covers neither.  `oldest` is its least timestamp. */
+static PyObject *segment_writer_append_placed(SegmentWriterObject *self, PyObject *args)
+{
+    Py_buffer raw;
+    long long base_offset, oldest, now_ms;
+    int leader_epoch;
+    if (!PyArg_ParseTuple(args, "y*LiLL:append_placed", &raw, &base_offset, &leader_epoch, &oldest,
+                          &now_ms)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    uint8_t header[LS_BATCH_HEADER_BYTES];
+    ls_batch batch;
+    if (base_offset < self->next_offset ||
+        !place(&raw, base_offset, leader_epoch, header, &batch)) {
+        PyErr_Format(PyExc_ValueError, "no batch for an offset at or above %lld",
+                     (long long)self->next_offset);
+    } else if (should_roll(self, batch.size, batch.max_timestamp, batch.last_offset, now_ms)) {
+        result = Py_NewRef(Py_False);
+    } else if (write_placed(self, header, &raw, &batch, oldest)) {
+        result = Py_NewRef(Py_True);
+    }
+    PyBuffer_Release(&raw);
+    return result;
+}
+
+/* append_plain(batch, leader_epoch, rules, now_ms) -> the first offset, or None
+ *
+ * Checks and writes one batch of a client, as append_placed writes it, if it is right, keeps the rules
+ * (size_max, before_max, after_max, keyed), has no producer and fits the segment.  None: it does not,
+ * and nothing is written; the caller finds the reason.  `now_ms` -1: the system's clock. */
+static PyObject *segment_writer_append_plain(SegmentWriterObject *self, PyObject *const *args,
+                                             Py_ssize_t count)
+{
+    if (count != 4 || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "append_plain(batch, leader_epoch, rules, now_ms)");
+        return NULL;
+    }
+    long long size_max, before_max, after_max;
+    int keyed;
+    long epoch = PyLong_AsLong(args[1]);
+    int64_t now = PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred() || !PyArg_ParseTuple(args[2], "LLLp:append_plain", &size_max, &before_max,
+                                              &after_max, &keyed)) {
+        return NULL;
+    }
+    Py_buffer raw;
+    if (PyObject_GetBuffer(args[0], &raw, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    now = now < 0 ? ls_now_ms() : now;
+    const ls_batch_rules rules = {size_max, before_max, after_max, keyed != 0};
+    ls_batch batch;
+    ls_record_walk walk;
+    /* The caller checks the batch of a producer itself: do not read all of it twice. */
+    bool right = raw.len >= LS_BATCH_HEADER_BYTES &&
+                 ls_load_i64((const uint8_t *)raw.buf + LS_AT_PRODUCER_ID) < 0;
+    if (right && raw.len <= LS_GIL_BYTES) {
+        right = ls_batch_check(raw.buf, (size_t)raw.len, &batch, &walk);
+    } else if (right) {
+        Py_BEGIN_ALLOW_THREADS         /* the buffer is held */
+        right = ls_batch_check(raw.buf, (size_t)raw.len, &batch, &walk);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *result = NULL;
+    uint8_t header[LS_BATCH_HEADER_BYTES];
+    int64_t first_offset = self->next_offset;
+    if (!right || !ls_batch_is_plain(raw.buf, &batch, &walk, &rules, now) ||
+        !place(&raw, first_offset, (int32_t)epoch, header, &batch) ||
+        should_roll(self, batch.size, batch.max_timestamp, batch.last_offset, now)) {
+        result = Py_NewRef(Py_None);
+    } else if (write_placed(self, header, &raw, &batch, walk.oldest)) {
+        result = PyLong_FromLongLong(first_offset);
+    }
     PyBuffer_Release(&raw);
     return result;
 }
@@ -422,6 +490,9 @@ static PyMethodDef segment_writer_methods[] = {
     {"append_placed", (PyCFunction)segment_writer_append_placed, METH_VARARGS,
      PyDoc_STR("append_placed(batch, base_offset, leader_epoch, oldest, now_ms) -> whether it "
                "fitted")},
+    {"append_plain", (PyCFunction)(void (*)(void))segment_writer_append_plain, METH_FASTCALL,
+     PyDoc_STR("append_plain(batch, leader_epoch, rules, now_ms) -> first offset, or None if nothing "
+               "was written")},
     {"finish", (PyCFunction)segment_writer_finish, METH_NOARGS, PyDoc_STR("final time entry")},
     {"offset_entries", (PyCFunction)segment_writer_offsets, METH_VARARGS,
      PyDoc_STR("offset_entries(from_byte=0) -> bytes")},

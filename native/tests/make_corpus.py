@@ -401,6 +401,113 @@ TRANSACTIONS = {
 }
 
 
+LZ4_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
+BATCH_CHECKS = {
+    **{name: b"\0" + data for name, data in BATCHES.items()},
+    "lz4": b"\0" + batch(LZ4_HEADER + block(THREE, stored=True) + END_MARK, 3, attributes=3),
+    "lz4_two_blocks": b"\0"
+    + batch(
+        LZ4_HEADER + block(THREE[:9], stored=True) + block(THREE[9:]) + END_MARK, 3, attributes=3
+    ),
+    "lz4_damaged": b"\0" + batch(LZ4_HEADER + block(THREE, length=900), 3, attributes=3),
+    "no_batch": b"\0",
+}
+
+
+def produce_frame(
+    version: int,
+    records: bytes = ONE,
+    *,
+    client: bytes = b"peer",
+    topic: bytes = b"t",
+    acks: int = -1,
+    count: int = 1,
+    tag: bytes = b"\0",
+    rest: bytes = b"",
+) -> bytes:
+    """A Produce request without its size."""
+    head = struct.pack(">hhih", 0, version, 7, len(client)) + client
+    sent = struct.pack(">hi", acks, 1000)
+    if version < 9:
+        rows = struct.pack(">ihi", count, len(topic), 0)[:6] + topic
+        rows += struct.pack(">iii", 1, 0, len(records)) + records
+        return head + b"\xff\xff" + sent + rows + rest
+    length = len(records) + 1
+    sized_records = bytes([length & 0x7F | 0x80, length >> 7]) + records
+    named = topic.ljust(16, b"i") if version >= 13 else bytes([len(topic) + 1]) + topic
+    rows = bytes([count + 1]) + named + b"\2" + struct.pack(">i", 0) + sized_records
+    return head + tag + b"\0" + sent + rows + b"\0\0\0" + rest
+
+
+PRODUCE_FRAMES = {
+    **{f"version_{version}": produce_frame(version) for version in range(2, 15)},
+    "no_client": produce_frame(9, client=b""),
+    "long_topic": produce_frame(9, topic=b"x" * 120),
+    "topic_too_long": produce_frame(8, topic=b"x" * 250),
+    "acks_0": produce_frame(9, acks=0),
+    "two_topics": produce_frame(9, count=2),
+    "no_topic": produce_frame(8, count=0),
+    "tagged": produce_frame(9, tag=b"\1\0\1x"),
+    "byte_left": produce_frame(9, rest=b"\0"),
+    "compressed": produce_frame(9, batch(record(0), 1, attributes=2)),
+    "transactional": produce_frame(9, batch(record(0), 1, attributes=16)),
+    "old_magic": produce_frame(9, batch(record(0), 1, magic=1)),
+    "length_lies": produce_frame(9, batch(record(0), 1, length=1000)),
+    "short": produce_frame(3)[:20],
+    "empty": b"",
+}
+
+
+def fetch_frame(
+    version: int,
+    *,
+    client: bytes = b"peer",
+    topic: bytes = b"t",
+    isolation: int = 1,
+    session: tuple[int, int] = (0, -1),
+    rack: bytes = b"r",
+    count: int = 1,
+    rest: bytes = b"",
+) -> bytes:
+    """A Fetch request without its size."""
+    flexible = version >= 12
+    data = struct.pack(">hhih", 1, version, 7, len(client)) + client + b"\0" * flexible
+    data += b"\xff" * 4 * (version <= 14) + struct.pack(">iiib", 500, 1, 1 << 20, isolation)
+    if version >= 7:
+        data += struct.pack(">ii", *session)
+    data += bytes([count + 1]) if flexible else struct.pack(">i", count)
+    if version >= 13:
+        data += topic.ljust(16, b"i")
+    else:
+        data += (bytes([len(topic) + 1]) if flexible else struct.pack(">h", len(topic))) + topic
+    data += b"\2" if flexible else struct.pack(">i", 1)
+    data += struct.pack(">i", 0) + b"\xff" * 4 * (version >= 9) + struct.pack(">q", 5)
+    data += b"\xff" * (4 * flexible + 8 * (version >= 5)) + struct.pack(">i", 1 << 20)
+    data += b"\0\0" * flexible
+    if version >= 7:
+        data += b"\1" if flexible else bytes(4)
+    if version >= 11:
+        data += (bytes([len(rack) + 1]) if flexible else struct.pack(">h", len(rack))) + rack
+    return data + b"\0" * flexible + rest
+
+
+FETCH_FRAMES = {
+    **{f"version_{version}": fetch_frame(version) for version in range(3, 20)},
+    "no_client": fetch_frame(12, client=b""),
+    "long_topic": fetch_frame(12, topic=b"x" * 120),
+    "topic_too_long": fetch_frame(11, topic=b"x" * 250),
+    "uncommitted": fetch_frame(12, isolation=0),
+    "isolation_2": fetch_frame(12, isolation=2),
+    "new_session": fetch_frame(12, session=(0, 0)),
+    "session": fetch_frame(12, session=(9, 1)),
+    "two_topics": fetch_frame(12, count=2),
+    "no_topic": fetch_frame(4, count=0),
+    "byte_left": fetch_frame(12, rest=b"\0"),
+    "short": fetch_frame(4)[:20],
+    "empty": b"",
+}
+
+
 def main() -> None:
     for name, seeds in {
         "batch": BATCHES,
@@ -415,6 +522,9 @@ def main() -> None:
         "columns": COLUMNS,
         "lz4": LZ4,
         "transactions": TRANSACTIONS,
+        "batch_check": BATCH_CHECKS,
+        "produce_frame": PRODUCE_FRAMES,
+        "fetch_frame": FETCH_FRAMES,
     }.items():
         folder = CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -78,6 +78,9 @@ from logstore.errors import (
     ClosedError as ClosedError,
 )
 from logstore.errors import (
+    ClusterMismatchError as ClusterMismatchError,
+)
+from logstore.errors import (
     CodecUnavailableError as CodecUnavailableError,
 )
 from logstore.errors import (
@@ -87,10 +90,25 @@ from logstore.errors import (
     ConflictError as ConflictError,
 )
 from logstore.errors import (
+    CoordinatorError as CoordinatorError,
+)
+from logstore.errors import (
+    CoordinatorLoadingError as CoordinatorLoadingError,
+)
+from logstore.errors import (
+    CoordinatorNotAvailableError as CoordinatorNotAvailableError,
+)
+from logstore.errors import (
     CorruptLogError as CorruptLogError,
 )
 from logstore.errors import (
+    CorruptMetadataError as CorruptMetadataError,
+)
+from logstore.errors import (
     DiskFullError as DiskFullError,
+)
+from logstore.errors import (
+    DivergedError as DivergedError,
 )
 from logstore.errors import (
     FailedLogError as FailedLogError,
@@ -123,7 +141,22 @@ from logstore.errors import (
     LogTruncatedError as LogTruncatedError,
 )
 from logstore.errors import (
+    MetadataUnavailableError as MetadataUnavailableError,
+)
+from logstore.errors import (
+    NodeIdInUseError as NodeIdInUseError,
+)
+from logstore.errors import (
     NotALogError as NotALogError,
+)
+from logstore.errors import (
+    NotCoordinatorError as NotCoordinatorError,
+)
+from logstore.errors import (
+    NotEnoughReplicasError as NotEnoughReplicasError,
+)
+from logstore.errors import (
+    NotLeaderError as NotLeaderError,
 )
 from logstore.errors import (
     OffsetOutOfRangeError as OffsetOutOfRangeError,
@@ -142,6 +175,9 @@ from logstore.errors import (
 )
 from logstore.errors import (
     RecordTooLargeError as RecordTooLargeError,
+)
+from logstore.errors import (
+    ReplicaOfflineError as ReplicaOfflineError,
 )
 from logstore.errors import (
     TopicExistsError as TopicExistsError,
@@ -196,6 +232,7 @@ from logstore.interceptors import (
 )
 from logstore.kafka.config import KafkaConfig as KafkaConfig
 from logstore.kafka.server import KafkaServer as KafkaServer
+from logstore.kafka.source import KafkaSource as KafkaSource
 from logstore.log.epochs import (
     EpochEnd as EpochEnd,
 )
@@ -274,6 +311,18 @@ from logstore.record import (
 from logstore.recovery.report import Damage as Damage
 from logstore.recovery.report import RecoveryReport as RecoveryReport
 from logstore.recovery.report import TornTail as TornTail
+from logstore.replication.cluster import Cluster as Cluster
+from logstore.replication.cluster_topic import ClusterPartition as ClusterPartition
+from logstore.replication.cluster_topic import ClusterTopic as ClusterTopic
+from logstore.replication.cluster_topic import Reassignment as Reassignment
+from logstore.replication.config import NodeConfig as NodeConfig
+from logstore.replication.follow import Follow as Follow
+from logstore.replication.follow import FollowedPartition as FollowedPartition
+from logstore.replication.follow import FollowStatus as FollowStatus
+from logstore.replication.node import Node as Node
+from logstore.replication.status import ClusterStatus as ClusterStatus
+from logstore.replication.status import NodeStatus as NodeStatus
+from logstore.replication.status import PartitionStatus as PartitionStatus
 from logstore.serialization import (
     Serde as Serde,
 )

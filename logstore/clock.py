@@ -125,6 +125,7 @@ class ClockGuard:
         """Return the guarded time in milliseconds: ages are computed with it."""
         seen = self._seen
         steady_ms = round(steady * 1000)
+        # Another thread may have looked with a later time since `steady` was read.
         passed = max(0, steady_ms - seen.steady_ms)
         ahead = wall_ms - seen.wall_ms - passed
         # Steady time restores the tolerance at 1 %.
@@ -141,6 +142,8 @@ class ClockGuard:
         if leap <= room:
             room, leap = room - leap, 0
         room = min(max(0.0, room), self._tolerance_ms)
+        # Two threads may both replace the state: one look is lost, which is as if it had not been
+        # made.
         self._seen = _Seen(wall_ms, steady_ms, room, leap, leapt_at)
         return wall_ms - leap
 

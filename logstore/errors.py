@@ -15,15 +15,27 @@
       UnsupportedFormatError      ValueError     message format 0 or 1, an unknown codec
         CodecUnavailableError                    the codec's package is not installed
       FencedError                 ValueError     the caller's epoch is not the newest
+      NotLeaderError              RuntimeError   the log is not led in the caller's epoch
       CorruptLogError             ValueError     bytes of the log are damaged
+        CorruptMetadataError                     the file of the metadata tree is damaged
       UnknownTopicError           KeyError       no such topic in the store
       TopicExistsError            ValueError     a topic of that name exists
       ConflictError               RuntimeError   the log does not end where the caller expects
+      DivergedError               RuntimeError   a copy has records that its source does not have
       OutOfOrderSequenceError     ValueError     a batch that does not follow the producer's last
       TransactionAbortedError     RuntimeError   the transaction was aborted
       TransactionStateError       RuntimeError   no transaction, or one that is ending
         ConcurrentTransactionsError
       RebalanceError              RuntimeError   the group refuses a request of a member
+      CoordinatorError            RuntimeError   this node cannot answer for a group: try again
+        CoordinatorLoadingError
+        CoordinatorNotAvailableError
+        NotCoordinatorError
+      NotEnoughReplicasError      RuntimeError   fewer replicas in sync than min.insync.replicas
+      NodeIdInUseError            RuntimeError   another node has this node id
+      ClusterMismatchError        ValueError     a directory and a tree of different clusters
+      MetadataUnavailableError    TimeoutError   the metadata service does not answer
+      ReplicaOfflineError         OSError        this node cannot use its copy of a partition
       LockedError                 OSError        another process or handle has the lock
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
@@ -41,38 +53,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logstore.checking.problem import Problem
-
-__all__ = [
-    "ClosedError",
-    "CodecUnavailableError",
-    "ConcurrentTransactionsError",
-    "ConflictError",
-    "CorruptLogError",
-    "DiskFullError",
-    "FailedLogError",
-    "FencedError",
-    "ForkedHandleError",
-    "IndeterminateAppendError",
-    "InterruptedAppendError",
-    "InvalidNameError",
-    "InvalidRecordError",
-    "LockedError",
-    "LogStoreError",
-    "LogTruncatedError",
-    "NotALogError",
-    "OffsetOutOfRangeError",
-    "OutOfOrderSequenceError",
-    "ReadOnlyError",
-    "RebalanceError",
-    "RecordNotFoundError",
-    "RecordTooLargeError",
-    "TopicExistsError",
-    "TransactionAbortedError",
-    "TransactionStateError",
-    "UnknownTopicError",
-    "UnsafeFileSystemError",
-    "UnsupportedFormatError",
-]
 
 
 class LogStoreError(Exception):
@@ -196,6 +176,28 @@ class FencedError(LogStoreError, ValueError):
         self.current = current
 
 
+class NotLeaderError(LogStoreError, RuntimeError):
+    """The log of ``.partition`` is not led in the epoch of the caller.  Nothing was appended.
+
+    ``.leader`` is the id of the node that leads it, None if it is not known here.  ``.epoch`` is
+    the newest epoch that is known here, ``.asked`` the epoch of the caller if it gave one.
+    """
+
+    def __init__(
+        self, partition: str, *, leader: int | None = None, epoch: int, asked: int | None = None
+    ) -> None:
+        led = "its leader is not known here" if leader is None else f"node {leader} leads it"
+        wanted = "" if asked is None else f", not in epoch {asked}"
+        super().__init__(
+            f"{partition} is not led here{wanted}: its epoch is {epoch}, and {led}; "
+            f"read the metadata again and send to the leader"
+        )
+        self.partition = partition
+        self.leader = leader
+        self.epoch = epoch
+        self.asked = asked
+
+
 class CorruptLogError(LogStoreError, ValueError):
     """A file of the log is damaged, at byte ``.position`` of ``.path``; ``.reason`` is the fault.
 
@@ -231,6 +233,18 @@ class CorruptLogError(LogStoreError, ValueError):
     def offsets(self) -> range:
         """Return the offsets that cannot be read."""
         return range(self.start_offset, self.end_offset)
+
+
+class CorruptMetadataError(CorruptLogError):
+    """The file of the embedded metadata tree, ``.path``, is damaged; ``.reason`` is the fault."""
+
+    def __init__(self, reason: str, *, path: str | os.PathLike[str]) -> None:
+        super().__init__(reason, path=path, position=0)
+        # The base class sets its attributes; its text is about a log.
+        self.args = (
+            f"{self.path} is damaged: {reason}; restore the newest copy of it; an older one "
+            f"is refused by nodes that have seen newer epochs",
+        )
 
 
 class UnsafeFileSystemError(LogStoreError, ValueError):
@@ -281,6 +295,20 @@ class ConflictError(LogStoreError, RuntimeError):
         self.actual = actual
 
 
+class DivergedError(LogStoreError, RuntimeError):
+    """A copy and its source have different records from ``.common_offset`` on.
+
+    ``.end_offset`` is the end of the copy, ``.where`` its partition or topic.  The copy was not
+    changed.
+    """
+
+    def __init__(self, reason: str, *, where: str, common_offset: int, end_offset: int) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.common_offset = common_offset
+        self.end_offset = end_offset
+
+
 class OutOfOrderSequenceError(LogStoreError, ValueError):
     """The first ``.sequence`` of a batch is not the ``.expected`` one.  Nothing was appended.
 
@@ -319,6 +347,97 @@ class RebalanceError(LogStoreError, RuntimeError):
         super().__init__(f"group {group!r}: {reason} ({code})")
         self.group = group
         self.code = code
+
+
+class CoordinatorError(LogStoreError, RuntimeError):
+    """This node cannot answer for a group or a transactional id at the moment.
+
+    ``.topic`` and ``.partition`` are the place of its records.  Ask for the coordinator again, then
+    repeat the request.
+    """
+
+    _reason = "has no coordinator that answers"
+
+    def __init__(self, topic: str, partition: int, reason: str = "") -> None:
+        super().__init__(f"{topic}-{partition} {reason or self._reason}")
+        self.topic = topic
+        self.partition = partition
+
+
+class CoordinatorLoadingError(CoordinatorError):
+    """This node has become the coordinator and reads the log: try again after a moment."""
+
+    _reason = "is being loaded by its new coordinator: try again after a moment"
+
+
+class CoordinatorNotAvailableError(CoordinatorError):
+    """The coordinator could not write the request to its log.  Nothing was changed."""
+
+    _reason = "could not be written by its coordinator: try again"
+
+
+class NotCoordinatorError(CoordinatorError):
+    """Another node is the coordinator, or this node has just lost the partition.
+
+    A request that waited when the partition was lost may or may not have taken effect.
+    """
+
+    _reason = "is coordinated by another node: ask for its coordinator again"
+
+
+class NotEnoughReplicasError(LogStoreError, RuntimeError):
+    """``.isr`` replicas are in sync, fewer than the ``.minimum``.  Nothing was appended."""
+
+    def __init__(self, isr: int, minimum: int, *, where: str) -> None:
+        super().__init__(
+            f"{where} has {isr} replicas in sync, and acks=all needs {minimum}: wait until more "
+            f"nodes are up, or lower min.insync.replicas"
+        )
+        self.isr = isr
+        self.minimum = minimum
+
+
+class NodeIdInUseError(LogStoreError, RuntimeError):
+    """Another node of the cluster, at ``.host``, has the id ``.node``, and is alive."""
+
+    def __init__(self, node: int, host: str) -> None:
+        super().__init__(
+            f"node {node} is running at {host}: choose another node.id; if the directory was "
+            f"copied from that node, remove one of the two"
+        )
+        self.node = node
+        self.host = host
+
+
+class ClusterMismatchError(LogStoreError, ValueError):
+    """The directory belongs to the cluster ``.expected``, the metadata tree to ``.found``."""
+
+    def __init__(self, expected: str, found: str, *, where: str) -> None:
+        super().__init__(
+            f"{where} belongs to cluster {expected}, but the metadata tree to cluster {found}: "
+            f"correct zookeeper.connect, or start with another directory"
+        )
+        self.expected = expected
+        self.found = found
+
+
+class MetadataUnavailableError(LogStoreError, TimeoutError):
+    """The metadata service did not answer in time.
+
+    ``.since`` is the Unix time in seconds from which on it did not answer.
+    """
+
+    def __init__(self, reason: str, *, since: float) -> None:
+        super().__init__(reason)
+        self.since = since
+
+
+class ReplicaOfflineError(LogStoreError, OSError):
+    """This node cannot use its copy of a partition: ``.reason``.  Other nodes may have one."""
+
+    def __init__(self, reason: str, *, where: str) -> None:
+        super().__init__(f"the replica of {where} on this node is offline: {reason}")
+        self.reason = reason
 
 
 class LockedError(LogStoreError, OSError):
@@ -371,11 +490,15 @@ class IndeterminateAppendError(LogStoreError, OSError):
     """The records may or may not be in the log: the write or its fsync did not finish.
 
     ``.offsets`` is the range of offsets that the records have if they are in the log.
+    ``.leader_epoch`` is the epoch of the leader that appended them, -1 if there are no replicas.
     """
 
-    def __init__(self, reason: str, *, offsets: range) -> None:
+    leader_epoch = -1
+
+    def __init__(self, reason: str, *, offsets: range, leader_epoch: int = -1) -> None:
         super().__init__(f"{reason}; {_named(offsets)} may or may not be in the log")
         self.offsets = offsets
+        self.leader_epoch = leader_epoch
 
 
 class FailedLogError(IndeterminateAppendError, ClosedError):

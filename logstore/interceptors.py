@@ -74,6 +74,7 @@ class InterceptorChain:
         for each in given:
             if not any(callable(getattr(each, hook, None)) for hook in HOOKS):
                 raise ConfigError(f"{each!r} is no interceptor: it has none of {', '.join(HOOKS)}")
+        # Bound once: a producer without hooks stays on the path in C.
         self.senders = self._hooks(given, "on_send")
         self.acknowledgers = self._hooks(given, "on_acknowledgement")
         self.receivers = self._hooks(given, "on_consume")

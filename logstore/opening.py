@@ -23,7 +23,7 @@ from logstore.partitioner import Partitioner
 from logstore.recovery.report import RecoveryProgress
 from logstore.store.store import Store, open_store
 
-__all__ = ["open"]
+__all__ = ["open", "open_member"]
 
 log = logging.getLogger("logstore.store")
 
@@ -66,6 +66,23 @@ def open(
         store.close()
         raise
     return store
+
+
+def open_member(
+    path: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    durability: str = "fsync",
+    config: PartitionConfig | Mapping[str, Any] | None = None,
+    progress: RecoveryProgress | None = None,
+) -> Store:
+    """Open the store of a node of a cluster; see `open`.
+
+    Transactions stay open: the cluster's coordinators end them.
+    """
+    return open_store(Path(path), readonly=False, create=create, durability=durability,
+                      config=config, clock=None, partitioner=None, progress=progress,
+                      reserve_bytes=STORE_RESERVE_BYTES, allow_unsafe_fs=False)  # fmt: skip
 
 
 def _check_transaction(

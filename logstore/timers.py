@@ -79,7 +79,7 @@ class TimingWheel:
         # `_occupied[level]` is set if slot n of that level is not empty.
         self._slots: list[dict[Timeout, None] | None] = [None] * (LEVELS * SLOTS)
         self._occupied = [0] * LEVELS
-        self._overdue: dict[Timeout, None] = {}
+        self._overdue: dict[Timeout, None] = {}  # added with a time that had passed
         self._count = 0
 
     def __len__(self) -> int:
@@ -162,12 +162,13 @@ class TimingWheel:
         Timeouts of the same time are in the order of adding.  A time before the wheel's time
         changes nothing.
         """
-        due: list[Timeout] = []
+        due: list[Timeout] = []  # overdue ones are first: their time is the earliest
         if self._overdue:
             due += self._overdue
             self._overdue.clear()
         while now_ms > self._now:
             found = self._first_slot()
+            # Empty slots are not visited: a long sleep costs as much as a short one.
             if found is None or found[0] > now_ms:
                 self._now = now_ms
                 break
@@ -240,7 +241,7 @@ class Timers(Closeable):
             # Rounded up, so that a timeout is never a millisecond too early.
             due = (self._clock.monotonic() + seconds) * 1000
             timeout = self._wheel.add(math.ceil(min(due, TIME_MAX)), act)
-            if timeout.due_ms < self._sleeps_until:
+            if timeout.due_ms < self._sleeps_until:  # most timeouts are later than the first one
                 self._wake.notify()
             return timeout
 
@@ -252,6 +253,7 @@ class Timers(Closeable):
     def run_due(self) -> int:
         """Call the timeouts that are due, in this thread; return their number."""
         with self._lock:
+            # Only the wheel needs the lock: a timeout may add and cancel others.
             due = self._wheel.advance(self._now())
         for timeout in due:
             try:
@@ -286,8 +288,9 @@ class Timers(Closeable):
         """End the thread and wait for it.  Timeouts that are not due yet are not called."""
         with self._lock:
             self._closed = True
-            self._wake.notify_all()
+            self._wake.notify_all()  # the thread then sees `_closed`
             thread = self._thread
+        # A timeout may close the Timers: a thread cannot wait for itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -381,6 +384,7 @@ class Purgatory:
         several threads may call it at once.
         """
         operation = DelayedOperation(tuple(keys), ready, done)
+        # An operation that is ready now is never registered.
         if self._try(operation):
             return operation
         with self._lock:
@@ -397,6 +401,7 @@ class Purgatory:
     def notify(self, key: Hashable) -> int:
         """End the operations that wait for `key` and are ready; return their number."""
         with self._lock:
+            # A copy: `ready` and `done` run without the lock, and may wait or notify.
             waiting = list(self._waiting.get(key, ()))
         return sum(self._try(operation) for operation in waiting)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +71,10 @@ class _Look(NamedTuple):
     def at(cls, segment: Segment) -> _Look:
         """Return the present state of a segment.  The caller holds the lock of the view."""
         sealed, live = segment.sealed, segment.writer is not None
+        # Of the active file only the bytes up to `end` are published; a write may be under way
+        # after.
         limit = segment.file.size() if sealed else segment.file.end
+        # Copied below, under the lock: the writer adds entries to these buffers.
         entries = (segment.offset_index.entries, segment.time_index.entries) if live else ()
         return cls(sealed, live, limit, segment.end_offset, *map(bytes, entries))
 
@@ -102,14 +105,14 @@ class PartitionInspection:
         view = self._view
         with view.lock:
             # After the lock is released, the last segment may grow or be sealed.
-            segments = view.segments
+            segments = view.segments  # an immutable tuple: the checks below need no lock
             end = segments[-1].end_offset
             with contextlib.suppress(FileNotFoundError):  # a directory without any segment yet
                 self._last = segments[-1], _Look.at(segments[-1])
         producers = 0
         for segment in segments:
             try:
-                with segment.visited():
+                with segment.visited():  # at most one sealed segment is open at a time
                     producers += self._inspect_segment(segment)
             except FileNotFoundError:
                 raise  # deleted by retention, or missing: `find_problems` distinguishes the two
@@ -235,35 +238,30 @@ class PartitionInspection:
 
     def _inspect_head(self, segment: Segment) -> None:
         """Check the header of the first batch: the part of `_walk` that is cheap."""
-        if segment.size_bytes < _HEADER_BYTES:
-            if segment.size_bytes:
-                self._findings.note(
-                    ProblemKind.DAMAGED_BATCH,
-                    segment.path,
-                    f"{segment.size_bytes} bytes are too few for a batch",
-                    position=0,
-                    offsets=range(segment.base_offset, segment.end_offset),
-                )
+        if not segment.size_bytes:
             return
         header = segment.file.pread(_HEADER_BYTES, 0)
-        base, size = int.from_bytes(header[:8], "big"), int.from_bytes(header[8:12], "big")
-        if header[16] in (0, 1):
+        fault = ""
+        if segment.size_bytes < _HEADER_BYTES:
+            fault = f"{segment.size_bytes} bytes are too few for a batch"
+        elif header[16] in (0, 1):
             self._findings.note(
                 ProblemKind.OLD_FORMAT, segment.path, f"magic {header[16]}", position=0
             )
-        # Magic 2, a base offset of this segment, and a length from that of an empty batch (49) to
-        # the end of the file.  The length does not count its own field and the base offset (12).
-        elif (
-            header[16] != 2
-            or not segment.base_offset <= base <= segment.offset_max
-            or not 49 <= size <= segment.size_bytes - 12
-        ):
+        else:
+            # Magic 2, a base offset of this segment, and a length from that of an empty batch (49)
+            # to the end of the file.  The length does not count its own field and the base offset.
+            base, size = int.from_bytes(header[:8], "big"), int.from_bytes(header[8:12], "big")
+            if (
+                header[16] != 2
+                or not segment.base_offset <= base <= segment.offset_max
+                or not 49 <= size <= segment.size_bytes - 12
+            ):
+                fault = f"a first batch at offset {base} of {size} bytes, magic {header[16]}"
+        if fault:
+            offsets = range(segment.base_offset, segment.end_offset)
             self._findings.note(
-                ProblemKind.DAMAGED_BATCH,
-                segment.path,
-                f"a first batch at offset {base} of {size} bytes, magic {header[16]}",
-                position=0,
-                offsets=range(segment.base_offset, segment.end_offset),
+                ProblemKind.DAMAGED_BATCH, segment.path, fault, position=0, offsets=offsets
             )
 
     def _inspect_order(self, segments: Sequence[Segment]) -> None:
@@ -326,26 +324,10 @@ class PartitionInspection:
     def _inspect_time_entries(
         self, segment: Segment, name: str, entries: bytes, contents: SegmentContents | None
     ) -> None:
-        times = list(TimeIndex(segment.base_offset, entries))
-        for number, (one, two) in enumerate(itertools.pairwise(times)):
-            if not (one[0] < two[0] and one[1] <= two[1]):
-                self._findings.note(
-                    ProblemKind.DAMAGED_TIME_INDEX,
-                    name,
-                    f"entry {two} is not greater than the entry {one} before it",
-                    position=(number + 1) * TimeIndex.ENTRY_BYTES,
-                )
-                return
-        for number, (timestamp, offset) in enumerate(times):
-            late = contents is not None and timestamp > contents.max_timestamp
-            if timestamp < 0 or late or not segment.base_offset <= offset < segment.end_offset:
-                self._findings.note(
-                    ProblemKind.DAMAGED_TIME_INDEX,
-                    name,
-                    f"entry ({timestamp}, {offset}) is not of this segment",
-                    position=number * TimeIndex.ENTRY_BYTES,
-                )
-                return
+        for number, fault in _time_faults(segment, entries, contents):
+            position = number * TimeIndex.ENTRY_BYTES
+            self._findings.note(ProblemKind.DAMAGED_TIME_INDEX, name, fault, position=position)
+            return  # one problem for each file
 
     def _inspect_aborts(self, segments: Sequence[Segment], end: int) -> None:
         """Check that every transaction that the log aborts is listed as aborted."""
@@ -509,3 +491,17 @@ def find_problems(
         if has_errors(problems) and view.moved_since(generation):
             continue
         return problems
+
+
+def _time_faults(
+    segment: Segment, entries: bytes, contents: SegmentContents | None
+) -> Iterator[tuple[int, str]]:
+    """Yield the number and the fault of each entry of a time index that cannot be right."""
+    times = list(TimeIndex(segment.base_offset, entries))
+    for number, (one, two) in enumerate(itertools.pairwise(times), 1):
+        if not (one[0] < two[0] and one[1] <= two[1]):
+            yield number, f"entry {two} is not greater than the entry {one} before it"
+    for number, (timestamp, offset) in enumerate(times):
+        late = contents is not None and timestamp > contents.max_timestamp
+        if timestamp < 0 or late or not segment.base_offset <= offset < segment.end_offset:
+            yield number, f"entry ({timestamp}, {offset}) is not of this segment"

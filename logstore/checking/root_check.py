@@ -38,6 +38,7 @@ class RootInspection:
 
     def run(self) -> list[Problem]:
         """Return the problems of the root's own files."""
+        # Listed once, without a lock: a file may disappear before its check, which is no problem.
         names = sorted(self._directory.names())
         entries = self._inspect_catalogue()
         self._inspect_identity()
@@ -125,6 +126,7 @@ class RootInspection:
             name = Path(error.filename or "").name
             self._note(ProblemKind.UNREADABLE_FILE, name, str(error))
             return
+        # The next open for writing then deletes logstore's own state: see Store._take_over.
         if left.foreign:
             self._note(ProblemKind.DAMAGED_MARKER, CleanShutdown.MARKER, "its twin does not match")
 

@@ -75,7 +75,7 @@ class SideFileInspection:
     def _inspect_named(self, name: str, bases: set[int]) -> None:
         if KEPT.match(name):
             self._findings.note(ProblemKind.KEPT_ASIDE, name, f"{self._directory.size(name)} bytes")
-        elif name.endswith((*TEMPORARY_SUFFIXES, ".tmp")):
+        elif name.endswith(TEMPORARY_SUFFIXES):
             if self._has_writer() or not self._directory.exists(name):
                 return  # in use, or removed since it was listed
             self._findings.note(ProblemKind.STRAY_FILE, name, "an unfinished change left it")
@@ -164,27 +164,23 @@ class SideFileInspection:
 
     def _inspect_swap(self) -> None:
         plan = SwapPlan.read(self._directory)
-        if plan is None:
-            if self._directory.exists(SWAP_PLAN):
-                self._findings.note(ProblemKind.DAMAGED_PLAN, SWAP_PLAN, "it is not whole")
-        else:
-            self._findings.note(
-                ProblemKind.UNFINISHED_PLAN,
-                SWAP_PLAN,
-                f"segments {list(plan.old)} are being replaced by one",
-                offsets=range(plan.old[0], plan.old[-1] + 1),
-            )
+        if plan is not None:
+            act = f"segments {list(plan.old)} are being replaced by one"
+            self._note_plan(SWAP_PLAN, act, range(plan.old[0], plan.old[-1] + 1))
+        elif self._directory.exists(SWAP_PLAN):
+            self._note_plan(SWAP_PLAN, None)
 
     def _inspect_truncation(self) -> None:
         plan = TruncationPlan.read(self._directory)
-        if plan is None:
-            self._findings.note(ProblemKind.DAMAGED_PLAN, TRUNCATION_PLAN, "it is not whole")
+        act = None if plan is None else f"the log is to end at offset {plan.end_offset}"
+        self._note_plan(TRUNCATION_PLAN, act)
+
+    def _note_plan(self, name: str, act: str | None, offsets: range | None = None) -> None:
+        """Note a plan that was not finished; `act` is None if the file is not a whole plan."""
+        if act is None:
+            self._findings.note(ProblemKind.DAMAGED_PLAN, name, "it is not whole")
         else:
-            self._findings.note(
-                ProblemKind.UNFINISHED_PLAN,
-                TRUNCATION_PLAN,
-                f"the log is to end at offset {plan.end_offset}",
-            )
+            self._findings.note(ProblemKind.UNFINISHED_PLAN, name, act, offsets=offsets)
 
     def _inspect_failed_sync(self) -> None:
         failed = FailedSync.read(self._directory)

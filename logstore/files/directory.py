@@ -18,10 +18,11 @@ from typing import Protocol, TypeVar
 from logstore import _native
 from logstore.errors import DiskFullError, NotALogError
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "copy_bytes"]
 
 T = TypeVar("T")
 
+COPY_BYTES = 1 << 20  # of memory for a copy of a file of any size
 NO_DIRECTORY = -1  # for the native functions: the name is a path, relative to the process
 
 
@@ -106,24 +107,26 @@ class Directory(_native.OpenDirectory):
                 # The path of the directory itself may contain links; names inside it may not.
                 self._open(NO_DIRECTORY, self._text)
             else:
-                self._with_descriptor(lambda: self._open_below(root))
+                self._open_below(root)
         except NotADirectoryError:
             raise NotALogError(f"{self.path} is not a directory") from None
 
     def _open_below(self, root: Directory) -> None:
-        with root as above:
-            self._open(above, self.path.name)
-
-    def _with_descriptor(self, act: Callable[[], T]) -> T:
-        """Call `act`, which opens a file; if descriptors run out, close idle ones and try again."""
         while True:
             try:
-                return act()
+                with root as above:
+                    return self._open(above, self.path.name)
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                # Each round closes an idle partition, so the loop ends.
+                if not self._freed_descriptor(error):
                     raise
-                if self.close_idle is None or not self.close_idle():
-                    raise
+
+    def _freed_descriptor(self, error: OSError) -> bool:
+        """Return whether a call that opens a file failed for want of descriptors, and may be
+        repeated, since idle ones are closed now."""
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return False
+        return self.close_idle is not None and self.close_idle()
 
     def below(self, name: str) -> Directory:
         """Open a directory in this one.  A chdir of the process has no effect on it."""
@@ -135,6 +138,7 @@ class Directory(_native.OpenDirectory):
             missing.append(missing[-1].parent)
         # Parents first.  Each new name is synced in its parent before the next is made.
         for path in reversed(missing):
+            # Another process may create the same directories now; both sync the parents.
             with contextlib.suppress(FileExistsError):
                 _native.make_directory(NO_DIRECTORY, str(path))
             parent = Directory(path.parent)
@@ -144,15 +148,20 @@ class Directory(_native.OpenDirectory):
                 parent.close()
 
     def names(self) -> list[str]:
-        return self._with_descriptor(lambda: self._list(directories_only=False))
+        return self._list(directories_only=False)
 
     def directories(self) -> list[str]:
         """Return the names of the directories in this one, without symbolic links."""
-        return self._with_descriptor(lambda: self._list(directories_only=True))
+        return self._list(directories_only=True)
 
     def _list(self, *, directories_only: bool) -> list[str]:
-        with self as fd:
-            return _native.list_directory(fd, directories_only)
+        while True:
+            try:
+                with self as fd:
+                    return _native.list_directory(fd, directories_only)
+            except OSError as error:
+                if not self._freed_descriptor(error):
+                    raise
 
     def make_directory(self, name: str) -> None:
         with self as fd:
@@ -202,15 +211,15 @@ class Directory(_native.OpenDirectory):
         self, name: str, *, write: bool = False, create: bool = False, exclusive: bool = False
     ) -> _native.File:
         path = f"{self._text}/{name}"
-
-        def act() -> _native.File:
-            with self as fd:
-                return _native.File(fd, name, path, write=write, create=create, exclusive=exclusive)
-
-        try:
-            return self._with_descriptor(act)
-        except OSError as error:
-            raise _with_type(error, path) from None
+        while True:
+            try:
+                with self as fd:
+                    return _native.File(
+                        fd, name, path, write=write, create=create, exclusive=exclusive
+                    )
+            except OSError as error:
+                if not self._freed_descriptor(error):
+                    raise _with_type(error, path) from None
 
     def read(self, name: str, max_bytes: int = 1 << 31) -> bytes:
         """Return the first `max_bytes` bytes of a small file; a longer one is cut without an error.
@@ -218,15 +227,13 @@ class Directory(_native.OpenDirectory):
         Faster than `open`, which allocates a buffer.
         """
         path = f"{self._text}/{name}"
-
-        def act() -> bytes:
-            with self as fd:
-                return _native.read_file(fd, name, path, max_bytes)
-
-        try:
-            return self._with_descriptor(act)
-        except OSError as error:
-            raise _with_type(error, path) from None
+        while True:
+            try:
+                with self as fd:
+                    return _native.read_file(fd, name, path, max_bytes)
+            except OSError as error:
+                if not self._freed_descriptor(error):
+                    raise _with_type(error, path) from None
 
     def with_room(self, act: Callable[[], T]) -> T:
         """Call `act`; while the disk is full, free a piece of the reserve and call it again.
@@ -250,7 +257,7 @@ class Directory(_native.OpenDirectory):
         try:
             if data:
                 file.append_at(data, 0)
-            if file.size() != len(data):
+            if file.size() != len(data):  # the old file was longer
                 file.truncate(len(data))
             if sync:
                 file.sync()
@@ -266,6 +273,8 @@ class Directory(_native.OpenDirectory):
         # the bytes, a power loss would leave an empty file under the final name.
         temporary = f"{name}.{os.getpid()}.tmp"
         self.unlink(temporary)
+        # Exclusive: what was there is unlinked above, and a link that appears since is not
+        # followed.
         file = self.open(temporary, write=True, create=True, exclusive=True)
         try:
             file.append_at(data, 0)
@@ -303,3 +312,17 @@ class Directory(_native.OpenDirectory):
     def sync(self) -> None:
         with self as fd:
             _native.sync_directory(fd)
+
+
+def copy_bytes(
+    source: _native.File, start: int, end: int, target: _native.File, position: int
+) -> int:
+    """Copy the bytes [start, end) to `position`; return the position after them.
+
+    Stops at the end of `source`.  Does not sync.
+    """
+    while start < end and (piece := source.pread(min(COPY_BYTES, end - start), start)):
+        target.append_at(piece, position)
+        start += len(piece)
+        position += len(piece)
+    return position

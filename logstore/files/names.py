@@ -19,7 +19,7 @@ SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".
 
 # Appended to the names above: a file that is deleted soon, one that compaction is writing, and one
 # that compaction has completed and that replaces others.
-TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap")
+TEMPORARY_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
 
 
 def directory_name(path: Path) -> str:

@@ -87,6 +87,7 @@ class BatchEncoder(_native.Builder):
         self._append_columns(
             values.buffers,
             None if keys is None else keys.buffers,
+            # A contiguous copy, which the C code can read as an array of int64.
             None if timestamps is None else timestamps.copy(order="C").data,
             None if rows is None else rows.copy(order="C").data,
         )
@@ -126,7 +127,7 @@ class Batches(_native.Builder):
         return batches
 
     def _hand_over(self) -> None:
-        self._take(self.full)
+        self._take(self.full)  # moves the arena; nothing is copied
 
 
 def codec_number(name: str | None, config: PartitionConfig) -> int:
@@ -159,6 +160,7 @@ def builder_settings(
     def compress(number: int, payload: memoryview) -> bytes:
         return codecs.compress(number, payload, levels[number])
 
+    # Once for each builder, not for each batch.
     if codec or level is not None:
         compress(codec, memoryview(b""))  # raises for a missing package or a bad level
     return {

@@ -186,6 +186,8 @@ class TransactionIndex(_Entries[AbortedTransaction]):
 
     def __init__(self, base_offset: int, entries: bytes = b"") -> None:
         super().__init__(base_offset, entries)
+        # Not a hint like the other two: a lost entry would show aborted records to committed
+        # readers.
         self.cut_short = len(entries) != len(self.entries)
 
     def _entry_at(self, position: int) -> AbortedTransaction:
@@ -249,6 +251,7 @@ class TransactionIndex(_Entries[AbortedTransaction]):
 
 def pack_aborted(aborted: Iterable[AbortedTransaction]) -> bytes:
     """Return the ranges that a scan in C skips: (producer id, first, last offset), sorted."""
+    # Big-endian and not negative, so that sorted bytes are sorted numbers: C searches them.
     pack = _RANGE.pack
     return b"".join(sorted([pack(entry[0], entry[1], entry[2]) for entry in aborted]))
 

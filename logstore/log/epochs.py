@@ -62,6 +62,7 @@ class LeaderEpochs:
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         """Assign the entries one after the other: a later one replaces those it contradicts."""
+        # Two lists with the same indexes, both strictly ascending: each is searched by bisection.
         self._epochs: list[int] = []
         self._starts: list[int] = []
         for epoch, start in entries:
@@ -97,6 +98,7 @@ class LeaderEpochs:
             raise ValueError(
                 f"an epoch and its start offset are at least 0, not {epoch} and {start_offset}"
             )
+        # The usual case of an append: the latest epoch continues.
         if self._epochs and self._epochs[-1] == epoch and self._starts[-1] <= start_offset:
             return False
         while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= start_offset):
@@ -159,6 +161,7 @@ class LeaderEpochs:
         epoch, so the number of rounds is bounded by the number of entries.
         """
         own = self.end_offset_for(answer.epoch, log_end)
+        # The answer is above our latest epoch, or we have no epochs: only the ends can be compared.
         if own is None:
             return EpochCut(min(answer.end_offset, log_end), True)
         if own.epoch != answer.epoch:
@@ -174,6 +177,7 @@ class LeaderEpochs:
         the network.  Return None if the leader has no entry at or above our latest epoch, or if
         this history is empty.
         """
+        # A copy, which each round truncates as a follower truncates its log.
         mine = LeaderEpochs(self.entries)
         end = log_end
         while mine.latest is not None:

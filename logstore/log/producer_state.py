@@ -26,6 +26,7 @@ from logstore.errors import (
 )
 from logstore.format.batch import SEQUENCE_MAX, BatchHeader, EndMarker, decrement_sequence
 from logstore.format.index import AbortedTransaction
+from logstore.format.validation import WINDOW
 
 __all__ = [
     "Admission",
@@ -43,7 +44,6 @@ __all__ = [
 # replay: it is read from the log; no rule at all.
 Origin = Literal["leader", "coordinator", "follower", "replay"]
 
-WINDOW = 5  # batches of a producer whose retries are recognised
 _VERSION = 1
 # A snapshot file, as Kafka writes it: a head, then one entry per producer, all big-endian.
 # The CRC-32C covers the bytes after it: the number of entries and the entries.

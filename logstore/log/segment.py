@@ -226,6 +226,11 @@ class Segment:
                     file = self._file = self._directory.open(self._name(".log"))
         return file
 
+    @property
+    def open_file(self) -> _native.File | None:
+        """The .log file if it is open now, else None.  Opens nothing."""
+        return self._file
+
     def _name(self, suffix: str) -> str:
         name = segment_name(self.base_offset, suffix)
         staged = f"{name}{self.stage}"

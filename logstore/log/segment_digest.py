@@ -82,6 +82,7 @@ class SegmentDigest(NamedTuple):
 
         If `log` is given, it is used instead of reading the .log file.
         """
+        # Given by a caller that has just written the file, and knows its checksum.
         log = log or digest_of(directory, segment_name(base_offset, ".log"), moved)
         if log is None:
             return None
@@ -99,6 +100,7 @@ class SegmentDigest(NamedTuple):
     def write(self, directory: Directory, base_offset: int) -> None:
         """Write the .sum file.  Not synced: a torn file counts as missing."""
         name = segment_name(base_offset, DIGEST_SUFFIX)
+        # A rename without a sync may leave an empty file after a power loss: its checksum is wrong.
         directory.replace(name, self.encode(), sync=False)
 
     @classmethod

@@ -17,18 +17,18 @@ class NotCachedError(BlockingIOError):
 
 
 class Slice:
-    """`size_bytes` bytes of a file: the batches up to `end_offset`, which is exclusive."""
+    """`size_bytes` bytes from `position` of a file: batches up to `end_offset`, exclusive."""
 
-    __slots__ = ("_file", "_position", "end_offset", "size_bytes")
+    __slots__ = ("_file", "end_offset", "position", "size_bytes")
 
     def __init__(self, file: _native.File, position: int, size_bytes: int, end_offset: int) -> None:
         self._file = file
-        self._position = position
+        self.position = position
         self.size_bytes = size_bytes
         self.end_offset = end_offset
 
     def __repr__(self) -> str:
-        return f"<Slice {self._file.path!r} {self.size_bytes} bytes at {self._position}>"
+        return f"<Slice {self._file.path!r} {self.size_bytes} bytes at {self.position}>"
 
     def read(self, at: int, size: int, *, wait: bool) -> bytes:
         """Return `size` bytes from `at` on, counted from the start of the slice.
@@ -38,7 +38,7 @@ class Slice:
         """
         if not 0 <= at <= at + size <= self.size_bytes:
             raise ValueError(f"{size} bytes at {at} are not in a slice of {self.size_bytes} bytes")
-        position = self._position + at
+        position = self.position + at
         if wait:
             read = self._file.pread(size, position)
             if len(read) < size:

@@ -30,6 +30,7 @@ def read_transactions(
     index = TransactionIndex(base_offset, entries)
     # The file is created with its first entry: an empty one has lost entries.
     fault = index.fault() if entries else "the file is empty"
+    # None if the log has grown since the summary was written: entries may have been added, too.
     noted = noted_transactions(directory, base_offset, size_bytes)
     if fault is None and noted is not None and noted != digest(entries):
         fault = "its checksum is not the one noted at the last roll or close"
@@ -70,6 +71,7 @@ def write_transactions(
     except FileNotFoundError:
         if not aborted:
             return False
+    # Before the file changes: a digest must never describe files that were replaced.
     SegmentDigest.remove(directory, base_offset)
     if aborted:
         directory.with_room(lambda: directory.write(name, index.entries, sync=True))

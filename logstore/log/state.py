@@ -52,6 +52,7 @@ class PartitionState:
     aborts: int = -1  # checksum of the list of .txnindex files: see `lists_of_aborts`
     cuts: int = 0  # number of truncations
     cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
+    lossy: bool = False  # records that a replica has acknowledged may be gone
 
     NAME = "logstore.state"
 
@@ -77,6 +78,8 @@ class PartitionState:
     def encode(self) -> bytes:
         # Not dataclasses.asdict: its deep copy takes longer than opening the file.
         fields = {name: getattr(self, name) for name in self.__slots__}
+        if not self.lossy:
+            del fields["lossy"]  # the file of a log that is not replicated stays as it was
         return with_checksum(json.dumps(fields, separators=(",", ":")).encode())
 
     def write(self, directory: Directory, *, sync: bool = True) -> None:
@@ -100,10 +103,12 @@ class PartitionState:
     def _is_plausible(self) -> bool:
         """Return whether types and ranges are right; a valid checksum does not ensure that."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        clean, boot, cut_offsets = (values.pop(n) for n in ("clean", "boot", "cut_offsets"))
+        names = ("clean", "boot", "cut_offsets", "lossy")
+        clean, boot, cut_offsets, lossy = (values.pop(name) for name in names)
         numbers = (*values.values(), *cut_offsets)
         return (
             isinstance(clean, bool)
+            and isinstance(lossy, bool)
             and isinstance(boot, str)
             and all(type(number) is int and -1 <= number < 1 << 63 for number in numbers)
             and min(self.recovery_point, self.dense_from, self.version) >= 0

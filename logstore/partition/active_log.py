@@ -37,7 +37,6 @@ from logstore.errors import (
 )
 from logstore.files.lock import DirectoryLock
 from logstore.files.names import segment_name
-from logstore.format.batch import BatchHeader, EndMarker
 from logstore.log.epochs import EpochEnd, LeaderEpochs, read_leader_epochs
 from logstore.log.segment import Segment
 from logstore.log.segment_contents import SegmentContents, empty_contents
@@ -266,6 +265,17 @@ class ActiveLog:
             self.next_offset()
             return self.view.producers.expire(now)
 
+    def clear_lossy(self) -> None:
+        """Note, durably, that nothing is missing any more: see `RecoveryReport.lossy`.
+
+        For a replica that its leader has filled again.
+        """
+        with self.view.lock:
+            self.next_offset()
+            if self.view.report.lossy:
+                self.view.report.lossy = False
+                self.durability.write_state(sync=True)
+
     def cleaned_offset(self) -> int:
         """Return the end of what compaction has cleaned; -1 if no file records it.
 
@@ -420,22 +430,19 @@ class ActiveLog:
             self.fail(failure)
             raise failure from error
 
-    def allow_gaps(self, headers: list[tuple[BatchHeader, EndMarker | None]], end: int) -> None:
-        """If offsets are missing in copied batches, allow gaps in this log from now on."""
+    def allow_gaps(self, first_offset: int) -> None:
+        """Allow gaps in this log from now on: offsets are missing in copied batches.
+
+        `first_offset` is that of the first batch.
+        """
         if self.view.dense_from >= NEVER_DENSE:
-            return
-        for header, _ in headers:
-            if header.base_offset != end:
-                break
-            end = header.next_offset
-        else:
             return
         # Before the gap can be read.  A scan that has begun ends with the segment, which is rolled.
         self.view.allow_gaps_below(NEVER_DENSE)
         self.durability.write_state(sync=True)
         self.view.segments[-1].dense = False
         if self.view.segments[-1].size_bytes:
-            self.roll_before(headers[0][0].base_offset)
+            self.roll_before(first_offset)
 
     # ---- leader epochs ----
 
@@ -447,11 +454,35 @@ class ActiveLog:
     @property
     def leader_epochs(self) -> LeaderEpochs:
         """Which epoch started at which offset; a copy."""
-        with self.view.lock:
-            return LeaderEpochs(self.leadership.history.entries)
+        return LeaderEpochs(self.leadership.history.entries)
+
+    def last_record_epoch(self) -> int | None:
+        """Return the epoch of the last record; None if the log has no record.  Takes no lock."""
+        history, end = self._history_and_end()
+        return history.epoch_for(end - 1) if end > self.view.start_offset else None
+
+    def _history_and_end(self) -> tuple[LeaderEpochs, int]:
+        """Return the published history and the log's end, both of one moment."""
+        leadership = self.leadership
+        while True:
+            history = leadership.history
+            writer = self.writer
+            end = self.view.end_offset if writer is None else writer.next_offset
+            # An epoch is in the history before its first record is in the log.  The same object:
+            # `end` is not after a record of a later epoch.
+            if leadership.history is history:
+                return history, end
 
     def become_leader(self, epoch: int) -> None:
         """See Partition.become_leader."""
+        self.begin_epoch(epoch)
+
+    def begin_epoch(self, epoch: int) -> int:
+        """Begin an epoch, as Partition.become_leader; return the end of the log at its begin.
+
+        The epoch is on disk when this returns, also if no record follows.  Raises FencedError if a
+        higher epoch was begun here, or if a record of a higher epoch is in the log.
+        """
         check_int("an epoch", epoch)
         if not 0 <= epoch <= EPOCH_MAX:
             raise ValueError(f"an epoch is an int from 0 to {EPOCH_MAX}, not {epoch!r}")
@@ -462,11 +493,15 @@ class ActiveLog:
                 raise FencedError(epoch, leadership.epoch, where=self.name)
             if epoch > leadership.epoch or not leadership.noted:
                 leadership.assign(epoch, end)
+                self.view.wake_followers()
+            return end
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
-        """See Partition.end_offset_for_epoch."""
-        with self.view.lock:
-            return self.leader_epochs.end_offset_for(epoch, self.view.end_offset)
+        """See Partition.end_offset_for_epoch.  Takes no lock."""
+        history, end = self._history_and_end()
+        found = history.end_offset_for(epoch, end)
+        # During a truncation the history may have epochs that the log has no records of any more.
+        return None if found is None else found._replace(end_offset=min(found.end_offset, end))
 
 
 class ReadOnlyLog(ActiveLog):
@@ -497,3 +532,7 @@ class ReadOnlyLog(ActiveLog):
         """Which epoch started at which offset, in the writer's file."""
         self.view.check_usable()
         return LeaderEpochs(read_leader_epochs(self.view.directory))
+
+    def _history_and_end(self) -> tuple[LeaderEpochs, int]:
+        """Return the history in the writer's file, and the end that is seen now."""
+        return self.leader_epochs, self.view.end_offset

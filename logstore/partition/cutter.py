@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from logstore import _native
+from logstore.config import INT64_MAX
 from logstore.errors import (
     CorruptLogError,
     DiskFullError,
@@ -87,7 +88,8 @@ class Cutter:
         check_int("an offset", start_offset)
         view = self._view
         with view.lock:
-            end = self._active.next_offset()
+            self._active.next_offset()
+            end = view.readable_end  # records that are not in sync yet must not be deleted
             if not 0 <= start_offset <= end:
                 raise OffsetOutOfRangeError(
                     start_offset, start=view.start_offset, end=end, where=self._name
@@ -118,6 +120,7 @@ class Cutter:
         if self._directory.room is not None:
             self._directory.room.restore()
         self._active.leadership.forget_below(view.start_offset, self._name)
+        view.wake_followers()
 
     def enforce(
         self,
@@ -167,7 +170,7 @@ class Cutter:
             segments = self._reader.segments
             try:
                 decisions = policy.plan(segments, now, start_offset=self._view.start_offset,
-                                        high_watermark=self._reader.end_offset,
+                                        high_watermark=self._reader.readable_end,
                                         leap_ms=leap_ms)  # fmt: skip
                 old = [segment for segment, decision in zip(segments, decisions, strict=True)
                        if decision.rule == "age"]  # fmt: skip
@@ -204,8 +207,14 @@ class Cutter:
 
     # ---- truncating ----
 
-    def truncate(self, end_offset: int) -> None:
-        """See Partition.truncate."""
+    def truncate(self, end_offset: int, *, whole_batches: bool = False) -> int:
+        """See Partition.truncate; return the new end of the log.
+
+        A batch with records on both sides of the cut is written again without those above it.  With
+        `whole_batches` it is removed, and the log ends where it began, or at the start of the log:
+        the copy of a follower has only batches of its leader.  A high watermark above the new end
+        is lowered to it, and leader epochs without a record are removed, also if nothing is cut.
+        """
         check_int("an offset", end_offset)
         view = self._view
         with view.lock:
@@ -215,9 +224,14 @@ class Cutter:
                     end_offset, start=view.start_offset, end=end, where=self._name
                 )
             if end_offset == end:
-                self._cut_epochs_locked(end)
-                return
-            cut = self._find_cut(end_offset)  # only reads: an error here does not end appends
+                self._cut_epoch_file_locked(end)
+                self._active.leadership.cut(end)
+                return end
+            # Only reads: an error here does not end appends.
+            cut = self._find_cut(end_offset, whole_batches)
+            if whole_batches:
+                end_offset = max(min(end_offset, cut[2]), view.start_offset)
+            view.lower_high_watermark(end_offset)
             try:
                 self._truncate_locked(end_offset, cut)
             except BaseException as error:
@@ -226,14 +240,15 @@ class Cutter:
                 raise
             finally:
                 view.wake_followers()
+        return end_offset
 
-    def _find_cut(self, end_offset: int) -> tuple[int, bytes, int]:
+    def _find_cut(self, end_offset: int, whole_batches: bool) -> tuple[int, bytes, int]:
         number = self._view.number_of(end_offset)
         last = self._view.segments[number]
         if end_offset == last.base_offset and number > 0:
             # No record of this segment stays.  Keep it, empty: the log continues at its base.
             return 0, b"", end_offset
-        return self._cut_at(last, end_offset)
+        return self._cut_at(last, end_offset, whole_batches)
 
     def _truncate_locked(self, end_offset: int, cut: tuple[int, bytes, int]) -> None:
         active, view, durability = self._active, self._view, self._durability
@@ -251,7 +266,7 @@ class Cutter:
         durability.commit.lower(last.base_offset)
         durability.write_mark(sync=True)
         durability.write_state(sync=True)
-        self._cut_epochs_locked(end_offset)
+        self._cut_epoch_file_locked(end_offset)
         plan = TruncationPlan(
             last.base_offset,
             position,
@@ -282,6 +297,7 @@ class Cutter:
             self._add_cut_locked(kept_end)
             raise
         self._add_cut_locked(end_offset)
+        active.leadership.cut(end_offset)
         if durable_before >= last.base_offset:
             # The plan ended with a sync of the file: all that it kept is durable.
             durability.commit.raise_to(contents.next_offset)
@@ -297,6 +313,70 @@ class Cutter:
         self._directory.unlink(TRUNCATION_PLAN)
         durability.names_changed()
         durability.commit.wait_for(end_offset, end_offset)
+
+    def restart_at(self, offset: int) -> None:
+        """Delete every record; the log is empty, and its next record gets `offset`.
+
+        For a follower whose leader has deleted the records that it needs next.  `offset` may be
+        anywhere: above the end, inside of the log or below its start.  Producers and the history of
+        leader epochs are forgotten; the epoch that was begun stays.  A high watermark is `offset`
+        then.  Safe against a crash at any point: the next open finds the old log or the new one.
+        """
+        check_int("an offset", offset)
+        if not 0 <= offset < INT64_MAX:
+            raise ValueError(f"an offset is an int from 0 to {INT64_MAX - 1}, not {offset}")
+        view = self._view
+        with view.lock:
+            end = self._active.next_offset()
+            try:
+                self._restart_locked(offset)
+            except BaseException as error:
+                # The plan may be on disk: then the next open finishes it.
+                self._active.fail(error)
+                view.restart_at(end)  # readers find no record: files may be gone
+                raise
+            finally:
+                view.wake_followers()
+        log.info("%s: restarted at offset %d", self._name, offset)
+
+    def _restart_locked(self, offset: int) -> None:
+        active, view, durability = self._active, self._view, self._durability
+        old = view.segments
+        # Lower the claims before the data is deleted, as for a truncation.
+        if active.cleaned_offset() > offset:
+            CleanerCheckpoint.write(self._directory, offset)
+        view.lower_high_watermark(offset)
+        view.next_version()
+        view.move_recovery_point(min(view.recovery_point, offset))
+        durability.commit.lower(offset)
+        durability.write_mark(sync=True)
+        durability.write_state(sync=True)
+        bases = tuple(segment.base_offset for segment in old)
+        plan = TruncationPlan(offset, 0, b"", bases, offset, restart=True)
+        plan.write(self._directory)
+        with self._directory.opening:
+            plan.apply(self._directory)
+            view.let_cool(old)
+            _end_writing(old)
+        durability.forget(bases)
+        new = view.make_segment(offset, offset >= view.dense_from)
+        active.activate(new, empty_contents(offset))
+        view.restart_at(offset)
+        view.publish((new,))
+        view.move_recovery_point(offset)
+        view.load_producers(offset, self._directory.names(), readonly=False, clean=True)
+        self._add_cut_locked(offset)
+        active.leadership.restart()
+        durability.commit.raise_to(offset)
+        if view.high_watermark is not None:
+            view.move_high_watermark(offset)
+        view.next_version()
+        durability.write_state(sync=True)
+        self._directory.unlink(TRUNCATION_PLAN)
+        durability.names_changed()
+        durability.write_mark()
+        if self._directory.room is not None:
+            self._directory.room.restore()
 
     def _add_cut_locked(self, end_offset: int) -> None:
         cut = self._view.cut
@@ -316,7 +396,9 @@ class Cutter:
         view.producers.snapshot(base_offset)  # the one at the old base is deleted
         self._delete_segments([segment])
 
-    def _cut_at(self, segment: Segment, end_offset: int) -> tuple[int, bytes, int]:
+    def _cut_at(
+        self, segment: Segment, end_offset: int, whole_batches: bool
+    ) -> tuple[int, bytes, int]:
         """Return (position, batch, kept end): where to cut the file, and what to append then.
 
         `batch` is the kept part of a batch that has records on both sides of the cut.  `kept end`
@@ -330,6 +412,8 @@ class Cutter:
         base = int.from_bytes(raw[:8], "big")
         if base >= end_offset:
             return position, b"", end_offset
+        if whole_batches:
+            return position, b"", base
         try:
             limit = self._view.config.max_decompressed_message_bytes
             kept = _native.batch_below(raw, end_offset, decompress, codecs.compress, limit)
@@ -353,12 +437,12 @@ class Cutter:
             self.truncate(max(cut.offset, self._view.start_offset))
             return cut.agreed or leadership.history.latest is None
 
-    def _cut_epochs_locked(self, end_offset: int) -> None:
+    def _cut_epoch_file_locked(self, end_offset: int) -> None:
         """Remove the epochs at or above the cut.  Before the cut, even if it cuts nothing."""
         if self._active.leadership.begins_at_or_above(end_offset):
             # The state file keeps the current epoch, whose entry may be removed.
             self._durability.write_state(sync=True)
-            self._active.leadership.cut(end_offset)
+            self._active.leadership.cut_file(end_offset)
 
 
 def _end_writing(segments: Sequence[Segment]) -> None:

@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from logstore import _native
 from logstore.config import wants_fsync
@@ -31,6 +32,10 @@ from logstore.log.state import DurableMark, PartitionState, lists_of_aborts
 from logstore.partition.leadership import Leadership
 from logstore.partition.view import LogView
 from logstore.recovery.failed_sync import FailedSync
+from logstore.shared_syncs import Done, SharedSyncs
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["Durability", "GroupCommit"]
 
@@ -38,6 +43,7 @@ log = logging.getLogger("logstore.partition")
 
 UNSYNCED_FILES = 12  # of sealed segments, that durability="os" may leave to the kernel
 MARK_SECONDS = 0.05  # how late the durable mark may be
+SYNC_THREADS = 4  # logs that `when_durable` syncs at the same time, in the whole process
 
 
 class GroupCommit:
@@ -180,6 +186,19 @@ class Durability:
     def make_durable(self, offsets: range) -> None:
         """Return when every record below the end of the range is on stable storage."""
         self.commit.wait_for(offsets.stop, offsets.start)
+
+    def when_durable(self, offset: int, done: Done) -> None:
+        """Call ``done(None)`` once every record below `offset` is on stable storage.
+
+        `done` gets the error if that cannot be known: the fsync failed, or the log was truncated.
+        It is called in a thread of the process-wide pool that syncs, or in this thread if the
+        records are durable already.  It must not wait.  Callers of one log share fsyncs.
+        """
+        durable = self.durable_offset
+        if durable >= offset:
+            done(None)
+        else:
+            _syncs.add(self, self.make_durable, range(durable, offset), done)
 
     def suspect(self) -> None:
         """End the next append with an fsync: one failed elsewhere on the device."""
@@ -329,6 +348,7 @@ class Durability:
             ),
             cuts=view.cut.number,
             cut_offsets=view.cut.recent,
+            lossy=view.report.lossy,
         )
 
 
@@ -342,3 +362,21 @@ def _sync_written_of(owner: weakref.ref[Durability]) -> Callable[[], int]:
         return held.sync_written()
 
     return sync_written
+
+
+def _make_pool() -> Executor:
+    from concurrent.futures import ThreadPoolExecutor  # imported on first use: it is slow
+
+    return ThreadPoolExecutor(SYNC_THREADS, "logstore sync")
+
+
+_syncs = SharedSyncs(_make_pool)
+
+
+def _after_fork_in_child() -> None:
+    """The threads of the pool exist in the parent only."""
+    global _syncs
+    _syncs = SharedSyncs(_make_pool)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

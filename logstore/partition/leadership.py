@@ -4,7 +4,8 @@ State: the epoch that appends carry, and the history (which epoch began at which
 is in the file before the first record that carries it can be read.  A cut may remove the latest
 epoch from the history.  `epoch` stays, and the next append adds it to the history again.
 
-The caller holds the log's lock.
+A history is never changed after it is published: a change publishes another object.  So readers use
+`history` without a lock.  The caller of every method that changes it holds the log's lock.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ class Leadership:
 
     def begin(self, loaded: LoadedLog) -> None:
         """Make history, epoch and file agree with a log that will be appended to."""
-        history = loaded.epochs
+        history = LeaderEpochs(loaded.epochs.entries)  # a sleeping log has published the other
+        # Epochs of records that recovery cut, or that retention deleted.
         history.truncate_from_end(loaded.contents.next_offset)
         history.truncate_from_start(loaded.start_offset)
         if history.latest != loaded.leader_epoch:
             history.assign(loaded.leader_epoch, loaded.contents.next_offset)
         if read_leader_epochs(self._directory) != history.entries:
             write_leader_epochs(self._directory, history.entries)
-        self.adopt(loaded)
+        self._take(history, loaded.leader_epoch)
 
     def assign(self, epoch: int, offset: int) -> None:
         """Record that `epoch` starts at `offset`, before the first record that carries it."""
         changed = LeaderEpochs(self.history.entries)
         if changed.assign(epoch, offset):
             write_leader_epochs(self._directory, changed.entries)
+        # After the file: if the write fails, memory has the old history, and the append is refused.
         self._take(changed, max(self.epoch, epoch))
 
     def note(self, starts: Iterable[tuple[int, int]]) -> None:
@@ -69,20 +72,32 @@ class Leadership:
         """Whether a cut there removes an epoch from the history."""
         return LeaderEpochs(self.history.entries).truncate_from_end(end_offset)
 
-    def cut(self, end_offset: int) -> None:
-        """Remove epochs that start at or above a cut.  Call it before the cut, even an empty one.
-
-        The next append adds its own epoch again, at its offset.
-        """
+    def cut_file(self, end_offset: int) -> None:
+        """Remove epochs that start at or above a cut from the file.  Call it before the cut."""
         changed = LeaderEpochs(self.history.entries)
         if changed.truncate_from_end(end_offset):
             write_leader_epochs(self._directory, changed.entries)
+
+    def cut(self, end_offset: int) -> None:
+        """Remove them from memory.  Call it after the cut, even an empty one.
+
+        Not before: a reader would see the log's old end with the epochs of the new one.  The next
+        append adds its own epoch again, at its offset.
+        """
+        changed = LeaderEpochs(self.history.entries)
+        if changed.truncate_from_end(end_offset):
             self._take(changed, self.epoch)
+
+    def restart(self) -> None:
+        """Forget the history: the log is empty, and its file has no epoch.  `epoch` stays."""
+        self._take(LeaderEpochs(), self.epoch)
 
     def forget_below(self, start_offset: int, name: str) -> None:
         """Remove epochs that end at or below the new start of the log."""
-        if self.history.truncate_from_start(start_offset):
+        changed = LeaderEpochs(self.history.entries)
+        if changed.truncate_from_start(start_offset):
+            self._take(changed, self.epoch)
             try:
-                write_leader_epochs(self._directory, self.history.entries)
+                write_leader_epochs(self._directory, changed.entries)
             except OSError as error:  # the next open removes them again
                 log.warning("%s: could not write its leader epochs: %s", name, str(error))

@@ -204,8 +204,8 @@ class Partition(Closeable):
 
     @property
     def high_watermark(self) -> int:
-        """The end of what consumers may read: without replicas, ``end_offset``."""
-        return self._reader.end_offset
+        """The end of what readers see: without replicas, ``end_offset``."""
+        return self._reader.readable_end
 
     @property
     def last_stable_offset(self) -> int:

@@ -45,7 +45,7 @@ class Parts:
     """The parts of one open log, for Partition and for other packages of logstore."""
 
     __slots__ = (
-        *("view", "active", "reader", "cutter", "rewriter", "appender"),
+        *("view", "active", "durability", "reader", "cutter", "rewriter", "appender"),
         *("append", "scan", "_dropped", "_references"),
     )
 
@@ -60,7 +60,8 @@ class Parts:
         else:
             view = LogView(directory, config, clock)
         kind = ReadOnlyLog if readonly else ActiveLog
-        active = kind(view, Durability(view, leadership, durability), leadership, claims)
+        self.durability = Durability(view, leadership, durability)
+        active = kind(view, self.durability, leadership, claims)
         self.view = view
         self.active = active
         self.reader = Reader(view, active)
@@ -110,6 +111,13 @@ class Parts:
                 claims=active.claims,
             )
             view.adopt(loaded)
+            report = loaded.report
+            # Before the state file is written again: a second crash must not hide the loss.
+            report.lossy = (
+                loaded.was_lossy
+                or (loaded.unsynced_gone and self.durability.level == "os")
+                or bool(report.damage or report.set_aside)
+            )
             claims = active.claims
             if claims is not None and claims.first_dirty_offset > loaded.contents.next_offset:
                 # Of a deleted log of this name: the claim must not apply once this one has grown.

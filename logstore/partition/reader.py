@@ -48,9 +48,13 @@ def milliseconds(when: int | datetime.datetime) -> int:
     return when
 
 
+# For replicas: up to the end of the log, also above the high watermark.  Not for consumers.
+LOG_END = "log_end"
+
+
 def is_committed(isolation: str) -> bool:
-    """Whether this is "read_committed"; ConfigError unless it is one of Kafka's two levels."""
-    if isolation not in ("read_uncommitted", "read_committed"):
+    """Whether this is "read_committed"; ConfigError unless it is one that exists."""
+    if isolation not in ("read_uncommitted", "read_committed", LOG_END):
         raise ConfigError(
             f"isolation must be 'read_uncommitted' or 'read_committed', not {isolation!r}"
         )
@@ -101,6 +105,26 @@ class Reader:
         return writer.next_offset if writer is not None else self._view.end_offset
 
     @property
+    def readable_end(self) -> int:
+        """The end of the records that readers see: the high watermark of a replicated log."""
+        writer = self._active.writer
+        if writer is None:
+            return self._view.readable_end
+        end, limit = writer.next_offset, self._view.limit
+        return end if end < limit else limit
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the log has a high watermark: then it has records that readers do not see."""
+        return self._view.high_watermark is not None
+
+    def end_for(self, isolation: str) -> int:
+        """Return the end of the records that a reader of this isolation sees now."""
+        if is_committed(isolation):
+            return self.last_stable_offset
+        return self.end_offset if isolation == LOG_END else self.readable_end
+
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The segments; the last is the active one."""
         self._view.look()
@@ -125,9 +149,14 @@ class Reader:
         return self._view.segment_for(offset)
 
     def wait_beyond(
-        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+        self,
+        offset: int,
+        timeout: float | None,
+        *,
+        isolation: str = "read_uncommitted",
+        cut: Cut | None = None,
     ) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False on timeout.
+        """Wait until the end for this isolation is beyond `offset`; False on timeout.
 
         With `cut`, a truncation after it ends the wait as well.
         """
@@ -136,20 +165,25 @@ class Reader:
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def reached() -> bool:
-            end = self.last_stable_offset if committed else self.end_offset
-            return end > offset or (cut is not None and self._view.cut is not cut)
+            return self.end_for(isolation) > offset or (
+                cut is not None and self._view.cut is not cut
+            )
 
+        # `reached` is called again after each wake-up: a truncation can lower the end once more.
         return self._view.wait_until(reached, deadline)
 
     # ---- transactions ----
 
     @property
     def last_stable_offset(self) -> int:
-        """The end for read_committed consumers: the start of the oldest open transaction."""
+        """The end for read_committed consumers: the start of the oldest open transaction.
+
+        It is at most the high watermark.
+        """
         view = self._view
         while True:
             unstable = view.known_producers().unstable
-            end = self.end_offset
+            end = min(self.end_offset, view.limit)
             # `unstable` is immutable.  If it is another object now, a transaction began or ended
             # between the two reads, and `end` may be inside of it: read both again.
             if view.known_producers().unstable is unstable:
@@ -180,6 +214,7 @@ class Reader:
         """Return the aborted transactions with records or a marker in [start, stop)."""
         end = self.end_offset
         first = self._view.start_offset if start is None else start
+        # `end` was read first: of a readonly log it takes in the newest batches.
         last = end if stop is None else stop
         return self._view.known_producers().aborted(self._view.segments, first, last)
 
@@ -199,29 +234,32 @@ class Reader:
     ) -> Scan:
         """See Partition.scan."""
         self._view.check_usable()
-        committed = is_committed(isolation)
+        is_committed(isolation)  # raises for an isolation that does not exist
         for bound in (start, stop):
             if bound is not None and not isinstance(bound, int):
                 raise TypeError(f"an offset is an int, not {type(bound).__name__}")
             if bound is not None and bound < 0:
                 raise self._out_of_range(bound)
+        # Checked here as well, so that a caller gets the error from `scan` and not from the first
+        # record.
         if start is not None and start < self._view.start_offset and on_lost == "raise":
             raise self._out_of_range(start)
         return Scan(self, start, stop, follow=follow, timeout=timeout, max_records=max_records,
-                    on_corrupt=on_corrupt, on_lost=on_lost, committed=committed)  # fmt: skip
+                    on_corrupt=on_corrupt, on_lost=on_lost, isolation=isolation)  # fmt: skip
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
-            offset, start=self._view.start_offset, end=self.end_offset, where=self.name
+            offset, start=self._view.start_offset, end=self.readable_end, where=self.name
         )
 
     def sliced(self, offsets: slice) -> Scan:
         """Return a Scan of a slice; negative offsets count from the end."""
         if offsets.step not in (None, 1):
             raise ValueError("a slice of a log has no step")
-        end, first = self.end_offset, self._view.start_offset
+        end, first = self.readable_end, self._view.start_offset
 
         def bound(offset: int | None) -> int | None:
+            # As for a list: a slice that begins before the first record begins at it.
             return max(first, offset + end) if offset is not None and offset < 0 else offset
 
         return self.scan(bound(offsets.start), bound(offsets.stop))
@@ -230,11 +268,11 @@ class Reader:
         """See Partition.get."""
         if not isinstance(key, bytes):
             raise TypeError(f"a key is bytes, not {type(key).__name__}")
-        committed = is_committed(isolation)
+        is_committed(isolation)
         while True:
             generation = self._view.generation
             try:
-                record = self._newest_of(key, committed)
+                record = self._newest_of(key, isolation)
             except (CorruptLogError, FileNotFoundError, OffsetOutOfRangeError):
                 if not self._view.moved_since(generation):
                     raise
@@ -244,20 +282,19 @@ class Reader:
             if record is not None or not self._view.moved_since(generation):
                 return None if record is None or record.value is None else record
 
-    def _newest_of(self, key: bytes, committed: bool) -> Record | None:
-        start, end = self.start_offset, self.end_offset
-        if committed:
-            end = self.last_stable_offset
+    def _newest_of(self, key: bytes, isolation: str) -> Record | None:
+        start, end = self.start_offset, self.end_for(isolation)
         offset = end
         while offset > start:
             segment = self._view.segment_for(offset - 1)
             if segment.base_offset >= offset:
                 break  # a trim or retention has deleted the segments below
+            # Newest segment first: most keys are found without reading the older ones.
             found = segment.newest_of(key, start)
             if found >= 0:
                 record = (
-                    self._newest_committed(key, max(start, segment.base_offset), found, end)
-                    if committed
+                    self._newest_below(key, max(start, segment.base_offset), found, end, isolation)
+                    if found >= end or is_committed(isolation)
                     else segment.get(found)
                 )
                 if record is not None:
@@ -265,11 +302,13 @@ class Reader:
             offset = segment.base_offset
         return None
 
-    def _newest_committed(self, key: bytes, start: int, found: int, end: int) -> Record | None:
-        """Return the newest committed record of a key in [start, found], below `end`."""
+    def _newest_below(
+        self, key: bytes, start: int, found: int, end: int, isolation: str
+    ) -> Record | None:
+        """Return the newest record of a key in [start, found], below `end`."""
         for first in (found, start):  # mostly it is the one at `found`
             newest = None
-            scan = self.scan(first, min(found + 1, end), isolation="read_committed", on_lost="skip")
+            scan = self.scan(first, min(found + 1, end), isolation=isolation, on_lost="skip")
             for record in scan:
                 if record.key == key:
                     newest = record
@@ -281,7 +320,7 @@ class Reader:
         """See Partition.tail."""
         if n < 0:
             raise ValueError(f"n must not be negative, not {n}")
-        end, first = self.end_offset, self._view.start_offset
+        end, first = self.readable_end, self._view.start_offset
         n = min(n, end - first)
         span = n
         while n:
@@ -306,14 +345,15 @@ class Reader:
                     raise
 
     def _offset_for_time(self, when: int) -> int:
-        end, start = self.end_offset, self.start_offset
+        end, start = self.readable_end, self.start_offset
         if when > INT64_MAX:
             return end
-        when = max(when, -INT64_MAX)
+        when = max(when, -INT64_MAX)  # a timestamp is an int64
         for segment in self.segments:
             if segment.end_offset <= start:
                 continue
             found = segment.offset_for_time(when, start)
+            # Not a record that was appended after `end` was read: the result is of one moment.
             if found is not None and found < end:
                 return found
         return end
@@ -323,7 +363,7 @@ class Reader:
 
         With "read_committed", None if that record is not below the last stable offset.
         """
-        end = self.last_stable_offset if is_committed(isolation) else self.end_offset
+        end = self.end_for(isolation)
         while True:
             generation = self._view.generation
             try:
@@ -349,16 +389,17 @@ class Reader:
     def read_batches(
         self, offset: int, max_bytes: int = 1 << 20, *, isolation: str = "read_uncommitted"
     ) -> list[bytes]:
-        """See Partition.read_batches."""
-        end = self.end_offset
+        """See Partition.read_batches; for replicas ``isolation="log_end"``, as in `read_slice`."""
+        end = self.end_offset  # above the high watermark there is nothing yet: that is no error
         if not self._view.start_offset <= offset <= end:
             raise OffsetOutOfRangeError(
                 offset, start=self._view.start_offset, end=end, where=self.name
             )
         batches: list[bytes] = []
         size = 0
-        stop = self.last_stable_offset if isolation == "read_committed" else end
-        for batch in self.scan(offset, stop).batches():
+        stop = min(self.end_for(isolation), end)
+        beyond = LOG_END if isolation == LOG_END else "read_uncommitted"
+        for batch in self.scan(offset, stop, isolation=beyond).batches():
             if batches and size + len(batch) > max_bytes:
                 break
             batches.append(batch)
@@ -377,16 +418,16 @@ class Reader:
 
         None if there is no batch at or above `offset`, or if the first one exceeds `max_bytes` and
         ``whole_first=False``.  A slice ends with its segment.  The bytes are read by `Slice.read`;
-        their checksums are not verified.
+        their checksums are not verified.  A replica reads with ``isolation="log_end"``: up to the
+        end of the log, also above the high watermark.
         """
-        committed = is_committed(isolation)
         view = self._view
         while True:
             generation = view.generation
-            end = min(self.end_offset, view.limit)
+            end = min(self.end_offset, view.lost_from)
             if not view.start_offset <= offset <= end:
                 raise self._out_of_range(offset)
-            stop = min(self.last_stable_offset, end) if committed else end
+            stop = min(self.end_for(isolation), end)
             try:
                 return self._slice(offset, stop, max_bytes, whole_first)
             except (CorruptLogError, FileNotFoundError):

@@ -69,7 +69,7 @@ class ReadOnlyView(LogView):
         active.durable_end = loaded.lost_end
         self._durable_when_loaded = loaded.durable_offset
         failed = FailedSync.read(self.directory)
-        self.limit = INT64_MAX if failed is None else failed.durable_offset
+        self.limit_to(INT64_MAX if failed is None else failed.durable_offset)
         self._producers_loaded = False
         self.publish(loaded.segments)
 

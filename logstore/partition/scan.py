@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from logstore import _native
 from logstore.errors import LogTruncatedError, OffsetOutOfRangeError
+from logstore.format.batch import BatchHeader
 from logstore.format.index import AbortedTransaction, pack_aborted
 from logstore.log.segment import Segment
 from logstore.record import Columns, Record, arrow_schema, field_mask, needed
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from logstore.partition.view import Cut
 
-__all__ = ["LocatedBatch", "Scan", "Skipped"]
+__all__ = ["LocatedBatch", "Scan", "Skipped", "producer_batches"]
 
 INT64_MAX = (1 << 63) - 1
 ROWS_MAX = 1 << 24  # memory for the rows of a chunk is allocated before it is filled
@@ -65,6 +66,14 @@ class Readable(Protocol):
     @property
     def end_offset(self) -> int: ...
     @property
+    def readable_end(self) -> int:
+        """The end of the records that readers see."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there may be records at and above `readable_end`."""
+
+    @property
     def generation(self) -> int:
         """A number that changes when the log changed by more than an append."""
 
@@ -78,13 +87,19 @@ class Readable(Protocol):
     def segment_for(self, offset: int) -> Segment:
         """Return the segment with the greatest base offset at or below `offset`."""
 
-    @property
-    def last_stable_offset(self) -> int: ...
+    def end_for(self, isolation: str) -> int:
+        """Return the end of the records that a reader of this isolation sees now."""
+
     def aborted_transactions(self, start: int, stop: int) -> list[AbortedTransaction]: ...
     def wait_beyond(
-        self, offset: int, timeout: float | None, *, committed: bool = False, cut: Cut | None = None
+        self,
+        offset: int,
+        timeout: float | None,
+        *,
+        isolation: str = "read_uncommitted",
+        cut: Cut | None = None,
     ) -> bool:
-        """Wait until the end (the last stable offset) is beyond `offset`; False on timeout.
+        """Wait until the end for this isolation is beyond `offset`; False on timeout.
 
         With `cut`, a truncation after it ends the wait as well.
         """
@@ -104,7 +119,7 @@ class Scan:
         max_records: int | None = None,
         on_corrupt: str = "raise",
         on_lost: str = "raise",
-        committed: bool = False,
+        isolation: str = "read_uncommitted",
     ) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise ValueError(f"on_corrupt must be 'raise' or 'skip', not {on_corrupt!r}")
@@ -121,10 +136,13 @@ class Scan:
         self._max_records = None if max_records is None else min(max_records, sys.maxsize)
         self._on_corrupt = on_corrupt
         self._skips_lost = on_lost == "skip"
-        self._committed = committed
+        self._isolation = isolation
+        self._committed = isolation == "read_committed"
+        self._plain = isolation == "read_uncommitted"
         self._current: _native.SegmentScan | None = None
         self._reached: int | None = None  # the position of an iteration between two segments
         self._skipped: list[Skipped] = []
+        self._raw_stop = INT64_MAX  # raw batches end at or below it
 
     def __repr__(self) -> str:
         stop = "" if self._stop is None else self._stop
@@ -246,24 +264,25 @@ class Scan:
         """
         return (batch.raw for batch in self.located_batches())
 
-    def _producer_batches(self) -> Iterator[bytes]:
-        """Yield the headers of batches with a producer id; control batches whole."""
-        for scan in self._segment_scans():
-            while (raw := scan.next_producer()) is not None:
-                yield raw
-
     def located_batches(self) -> Iterator[LocatedBatch]:
         """Yield the same batches as `batches`, with the file and the byte position of each."""
         for scan in self._segment_scans():
-            path = scan.path
+            path, stop = scan.path, self._raw_stop
             while (raw := scan.next_raw()) is not None:
+                if stop < INT64_MAX and BatchHeader.parse(raw).next_offset > stop:
+                    break  # a part of the batch is above the high watermark
                 yield LocatedBatch(path, scan.position - len(raw), raw)
 
     # ---- segment by segment ----
 
     def _end(self) -> int:
         """Return the offset up to which this scan may read now."""
-        return self._source.last_stable_offset if self._committed else self._source.end_offset
+        # The common case without another call.
+        return self._source.readable_end if self._plain else self._source.end_for(self._isolation)
+
+    def _is_bounded(self) -> bool:
+        """Whether the files may have records at and above `_end`."""
+        return self._committed or (self._plain and self._source.bounded)
 
     def _first_offset(self) -> int:
         """Return the first offset; raise if it was deleted, unless `on_lost` is "skip"."""
@@ -305,8 +324,11 @@ class Scan:
                     raise self._deleted_error(offset)
                 offset = self._reached = source.start_offset
                 continue
-            # Which transactions were aborted is known up to `limit` only: open again after it.
-            limit = min(stop, limit) if self._committed else stop
+            # The file may have more.  Which transactions were aborted is known up to `limit` only.
+            # Open again after it.
+            bounded = self._is_bounded()
+            self._raw_stop = limit if bounded else INT64_MAX
+            limit = min(stop, limit) if bounded else stop
             generation = source.generation
             try:
                 segment = source.segment_for(offset)
@@ -324,7 +346,7 @@ class Scan:
                 offset = max(offset, scan.next_offset)
                 if self._is_stale(scan, cut):
                     break  # it ended at a cut: look for the segment again from here
-                if self._committed:
+                if bounded:
                     ends = segment.next_base
                     offset = max(offset, limit if ends is None else min(limit, ends))
                     break
@@ -339,13 +361,15 @@ class Scan:
                     return
                 if not self._wait_beyond(offset, cut):
                     return
-                if source.segment_for(offset) is not segment or segment._file is not file:
+                if source.segment_for(offset) is not segment or segment.open_file is not file:
                     break  # the log was cut or loaded again: its end is in another file now
+                if self._is_bounded():
+                    break  # the log has a high watermark now
             self._skipped += self._skipped_by(scan)
             self._current, self._reached = None, offset
 
     def _wait_beyond(self, offset: int, cut: Cut) -> bool:
-        return self._source.wait_beyond(offset, self._timeout, committed=self._committed, cut=cut)
+        return self._source.wait_beyond(offset, self._timeout, isolation=self._isolation, cut=cut)
 
     def _is_stale(self, scan: _native.SegmentScan, cut: Cut) -> bool:
         return scan.stale or self._source.cut is not cut
@@ -374,3 +398,13 @@ class Scan:
         return OffsetOutOfRangeError(
             offset, start=source.start_offset, end=source.end_offset, where=source.name
         )
+
+
+def producer_batches(scan: Scan) -> Iterator[bytes]:
+    """Yield the headers of batches with a producer id; control batches whole.
+
+    Not a method: Scan is public, and this is for the coordinators.
+    """
+    for each in scan._segment_scans():
+        while (raw := each.next_producer()) is not None:
+            yield raw

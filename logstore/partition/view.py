@@ -7,7 +7,11 @@ the end that was published after the bytes were written.
 `lock` is the lock of the log.  It serialises appends, rolls and cuts, and every change of a field
 here happens under it, through a method.  A reader takes it only to note which sealed segments are
 in use, and to load the producer state on first use.  `_following` is held for moments, to wake and
-to count threads that wait for an append.
+to count threads that wait for an append, and to set `limit`.
+
+A log that is replicated has a high watermark: readers see the records below it, which are in the
+logs of all replicas that are in sync.  A log without one has a `limit` above every offset, so that
+readers make the same comparison and no other.
 
 A view cannot change the log: see ActiveLog.  The view of a log that another process writes is a
 ReadOnlyView.
@@ -20,13 +24,19 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from logstore.clock import Clock, GuardedClock
 from logstore.config import INT64_MAX, PartitionConfig
-from logstore.errors import ClosedError, CorruptLogError, ForkedHandleError
+from logstore.errors import (
+    ClosedError,
+    CorruptLogError,
+    ForkedHandleError,
+    OffsetOutOfRangeError,
+)
 from logstore.files.directory import Directory
 from logstore.files.names import directory_name, parse_partition_name, segment_name
+from logstore.format.validation import plain_rules
 from logstore.log.producer_files import Producers
 from logstore.log.segment import Segment
 from logstore.recovery.loader import LoadedLog
@@ -64,6 +74,21 @@ class Cut:
         return lowest
 
 
+class _Held:
+    """A lock that is held already, for `with`.  A generator would take three times as long."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+
 class LogView:
     """The view of a log that this process writes.  ActiveLog changes it with each change."""
 
@@ -73,6 +98,7 @@ class LogView:
         self.directory = directory
         self.topic, self.number = parse_partition_name(directory_name(directory.path))
         self.config = config
+        self.plain_rules = plain_rules(config)  # of a batch that is written as it is
         self.clock = clock
         self.lock = threading.RLock()
         self.closed = False
@@ -83,7 +109,10 @@ class LogView:
         self.version = 0  # raised by every change that is more than an append
         self.cut = Cut(0, 0, ())  # replaced by every truncation, once the records are gone
         self.aborts_known = True  # no list of aborted transactions is missing
-        self.limit = INT64_MAX  # after a failed fsync: records above it may not be on the disk
+        # Readers see records below `limit`, which is the lower of the two after it.
+        self.limit = INT64_MAX
+        self.lost_from = INT64_MAX  # after a failed fsync: records above may not be on the disk
+        self.high_watermark: int | None = None  # of a replicated log; None: readers see all
         self.recovery_point = 0  # all batches below it are valid and on stable storage
         # Base offsets, and the segments that have them; replaced together.
         self._snapshot: tuple[list[int], tuple[Segment, ...]] = ([], ())
@@ -124,16 +153,12 @@ class LogView:
         self._following = threading.Lock()
         self._appended = Notice()
 
-    @contextlib.contextmanager
-    def lock_now(self) -> Iterator[None]:
-        """Hold the lock; raise BlockingIOError if another thread has it."""
+    def lock_now(self) -> _Held:
+        """Acquire the lock; raise BlockingIOError if another thread has it.  `with` releases it."""
         lock = self.lock  # this one, even if a fork replaces it
         if not lock.acquire(blocking=False):
             raise BlockingIOError(f"another thread uses {self.name}")
-        try:
-            yield
-        finally:
-            lock.release()
+        return _Held(lock)
 
     # ---- keeping up ----
 
@@ -145,7 +170,12 @@ class LogView:
         """The offset that the next record gets."""
         self.look()
         self.check_usable()
-        return min(self.segments[-1].end_offset, self.limit)
+        return min(self.segments[-1].end_offset, self.lost_from)
+
+    @property
+    def readable_end(self) -> int:
+        """The end of the records that readers see: the high watermark of a replicated log."""
+        return min(self.end_offset, self.limit)
 
     @property
     def generation(self) -> int:
@@ -199,6 +229,10 @@ class LogView:
         """Raise the start offset.  It never falls."""
         self.start_offset = max(self.start_offset, start_offset)
 
+    def restart_at(self, start_offset: int) -> None:
+        """Set the start offset of a log that is empty now.  It may fall."""
+        self.start_offset = start_offset
+
     def move_recovery_point(self, offset: int) -> None:
         """Set the recovery point: raise it after a sync, lower it before a cut."""
         self.recovery_point = offset
@@ -209,11 +243,51 @@ class LogView:
 
     def limit_to(self, offset: int) -> None:
         """Hide the records at and above `offset`: an fsync failed."""
-        self.limit = offset
+        with self._following:  # two threads may set the two bounds
+            self.lost_from = offset
+            self._set_limit()
+
+    def set_high_watermark(self, offset: int | None) -> None:
+        """Let readers see the records below `offset` only; takes the lock.
+
+        From now on it bounds every reader, retention, compaction and `trim`; `end_offset` stays the
+        end of the log, and replicas read up to it with ``isolation="log_end"``.  Only a truncation
+        lowers it by itself.  None: the log is not replicated any more, and readers see all of it.
+        Wakes followers and listeners as an append does.  A scan that follows a log which had no
+        high watermark is bounded from its next wait on.  Raises OffsetOutOfRangeError unless
+        `offset` is in [start, end of the log].
+        """
+        with self.lock:
+            self.check_usable()
+            if offset is not None:
+                end = self.segments[-1].end_offset
+                if not self.start_offset <= offset <= end:
+                    raise OffsetOutOfRangeError(
+                        offset, start=self.start_offset, end=end + 1, where=self.name
+                    )
+            self.move_high_watermark(offset)
+        if self.followers:
+            self.wake_followers()
+
+    def move_high_watermark(self, offset: int | None) -> None:
+        """Set it, without a check: the caller has the lock, and is perhaps cutting the log."""
+        with self._following:
+            self.high_watermark = offset
+            self._set_limit()
+
+    def lower_high_watermark(self, offset: int) -> None:
+        """Lower it to `offset` if it is above: the log is about to end there."""
+        if self.high_watermark is not None and self.high_watermark > offset:
+            self.move_high_watermark(offset)
+
+    def _set_limit(self) -> None:
+        seen = INT64_MAX if self.high_watermark is None else self.high_watermark
+        self.limit = min(self.lost_from, seen)
 
     def reconfigure(self, config: PartitionConfig) -> bool:
         """Replace the settings; True if the active segment cannot have them: it is to be rolled."""
         before, self.config = self.config, config
+        self.plain_rules = plain_rules(config)
         for segment in self.segments:
             segment.config = config
         return _layout(before) != _layout(config)
@@ -283,8 +357,8 @@ class LogView:
     def close_files(self) -> None:
         """Close the files of all segments.  A scan that reads from them raises ClosedError."""
         for segment in self.segments:
-            if segment._file is not None:
-                segment._file.close()
+            if (file := segment.open_file) is not None:
+                file.close()
             segment.writer = None
 
     # ---- producers ----
@@ -377,7 +451,7 @@ class LogView:
             heard()
 
     def listen(self, heard: Callable[[], object]) -> None:
-        """Call `heard` after every append, and when the log is closed.
+        """Call `heard` after every append, when start offset or leader epoch move, and at close.
 
         `heard` runs in the thread that appends, perhaps under the log's lock: it must return at
         once, for example after it set a flag.  Appends of another process do not call it.

@@ -54,16 +54,19 @@ class Writers:
     """
 
     def __init__(self) -> None:
-        self._writers: weakref.WeakSet[Buffered] = weakref.WeakSet()
+        # A list, since a WeakSet is seven objects for each log of a store.  append, remove and the
+        # copy in `close` are atomic; a dead reference equals only itself.
+        self._writers: list[weakref.ref[Buffered]] = []
 
     def add(self, writer: Buffered) -> None:
         """Have an object closed when the log is closed."""
-        self._writers.add(writer)
+        self._writers.append(weakref.ref(writer, self._writers.remove))
 
     def close(self) -> None:
         """Close all.  Raises if one cannot write what it holds."""
-        for writer in list(self._writers):
-            writer.close()
+        for reference in list(self._writers):
+            if (writer := reference()) is not None:
+                writer.close()
 
 
 class Writer(_native.Builder, Closeable):

@@ -17,7 +17,7 @@ import json
 import logging
 import threading
 
-from logstore.files.directory import Directory
+from logstore.files.directory import Directory, copy_bytes
 from logstore.files.names import segment_name
 from logstore.files.small_file import MISREAD, with_checksum, without_checksum
 from logstore.log.segment import Segment
@@ -26,7 +26,7 @@ __all__ = ["FailedSync", "forget_cached", "write_to_new_file"]
 
 log = logging.getLogger("logstore.partition")
 
-_COPY_BYTES = 1 << 20
+# By directory.  The failed disk may refuse the mark as well: then this process remembers it.
 _unwritten: dict[str, FailedSync] = {}
 _lock = threading.Lock()
 
@@ -46,6 +46,7 @@ class FailedSync:
         content = with_checksum(body)
         with _lock:
             _unwritten[_identity(directory)] = self
+        # Without a sync at the second attempt: the device that failed may fail this fsync, too.
         for sync in (True, False):
             try:
                 directory.replace(self.NAME, content, sync=sync)
@@ -89,6 +90,7 @@ def forget_cached(segment: Segment, directory: Directory, durable: int) -> None:
     """
     position = 0
     if segment.base_offset < durable:
+        # The index is a hint: too low a position only drops more pages.
         position = max(0, segment.offset_index.lookup(durable)[1])
     segment.release()
     file = directory.open(segment_name(segment.base_offset, ".log"))
@@ -108,15 +110,13 @@ def write_to_new_file(segment: Segment, directory: Directory) -> None:
     try:
         target = directory.open(unfinished, write=True, create=True, exclusive=True)
         try:
-            position = 0
-            while piece := source.pread(_COPY_BYTES, position):
-                target.append_at(piece, position)
-                position += len(piece)
+            copy_bytes(source, 0, source.size(), target, 0)
             target.sync()
         finally:
             target.close()
     finally:
         source.close()
+    # The new file is synced: a crash before this line leaves the old one, and the mark.
     directory.rename(unfinished, name)
     directory.sync()
     logging.getLogger("logstore.recovery").warning(

@@ -68,6 +68,8 @@ class LoadedLog:
     aborts_known: bool = True  # no list of aborted transactions is missing
     cuts: int = 0  # truncations so far
     cut_offsets: tuple[int, ...] = ()  # of the newest truncations, oldest first
+    unsynced_gone: bool = False  # records that no fsync covered may be gone
+    was_lossy: bool = False  # the state file says so
     untouched: bool = False  # the files are as a clean close left them: nothing to write yet
 
 
@@ -112,7 +114,7 @@ def refuse_foreign(directory: Directory) -> None:
              "partition.metadata", TRUNCATION_PLAN, SWAP_PLAN, CleanerCheckpoint.NAME,
              StartMark.NAME, RESERVE_NAME, FailedSync.NAME}  # fmt: skip
     for name in sorted(names):
-        recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES, ".tmp"))
+        recognised = name.endswith((*SEGMENT_SUFFIXES, *TEMPORARY_SUFFIXES))
         if name not in known and not recognised and ".torn-" not in name:
             raise NotALogError(
                 f"{directory.path} is not a log: it has no .log file but others, such as "
@@ -180,6 +182,7 @@ class _Loader:
         loaded.epochs = self.epochs
         loaded.leader_epoch = max(self.epochs.latest or 0, state.leader_epoch if state else 0)
         loaded.version = state.version if state else 0
+        loaded.was_lossy = state is not None and state.lossy
         finished = () if self.truncated_to is None else (self.truncated_to,)
         loaded.cuts, loaded.cut_offsets = cuts + len(finished), (*cut_offsets, *finished)
         return loaded
@@ -195,7 +198,7 @@ class _Loader:
                 self.finish_planned_swap()
                 names = self.directory.names()
             if TRUNCATION_PLAN in names:
-                self.finish_truncation()
+                state = self.finish_truncation(state)
                 names = self.directory.names()
             self.state = state
             names = self.sweep(names)
@@ -204,7 +207,7 @@ class _Loader:
                 names = self.directory.names()
         bases = self.segment_bases(names)
         if self.readonly and TRUNCATION_PLAN in names:
-            bases = self.bases_before_cut(bases)
+            bases, state = self.as_cut(bases, state)
         if self.readonly and state is not None:
             # Segments that end at or below the start are about to be deleted.
             bases = bases[max(0, bisect.bisect_right(bases, state.start_offset) - 1) :]
@@ -283,13 +286,19 @@ class _Loader:
     def segment_bases(self, names: list[str]) -> list[int]:
         return sorted(base_offset_of(name) for name in names if name.endswith(".log"))
 
-    def bases_before_cut(self, bases: list[int]) -> list[int]:
+    def as_cut(
+        self, bases: list[int], state: PartitionState | None
+    ) -> tuple[list[int], PartitionState | None]:
         """Leave out the segments that an unfinished truncation deletes: some may be gone."""
         try:
             plan = TruncationPlan.read(self.directory)
         except FileNotFoundError:
-            return bases  # finished just now
-        return bases if plan is None else [base for base in bases if base not in plan.segments]
+            return bases, state  # finished just now
+        if plan is None:
+            return bases, state
+        if plan.restart and state is not None:
+            state = plan.restarted(state)
+        return [base for base in bases if base not in plan.segments], state
 
     def remove(self, name: str) -> None:
         self.directory.unlink(name)
@@ -300,7 +309,7 @@ class _Loader:
 
         Remove index files without a .log file.  Return the names that are left.
         """
-        if not any(name.endswith((*TEMPORARY_SUFFIXES, ".tmp")) for name in names):
+        if not any(name.endswith(TEMPORARY_SUFFIXES) for name in names):
             self.sweep_orphans(names)
             return self.directory.names() if self.report.removed else names
         for name in names:
@@ -466,8 +475,8 @@ class _Loader:
         dense_from = state.dense_from if state else 0
         quiet_from = INT64_MAX if producers else segments[first].base_offset
         return LoadedLog(segments, contents, 0, recovery_point, durable, dense_from, self.report,
-                         needs_roll=needs_roll, lost_end=lost_end,
-                         quiet_from=quiet_from)  # fmt: skip
+                         needs_roll=needs_roll, lost_end=lost_end, quiet_from=quiet_from,
+                         unsynced_gone=not same_boot)  # fmt: skip
 
     # ---- leader epochs ----
 
@@ -557,11 +566,19 @@ class _Loader:
 
     # ---- an interrupted truncation ----
 
-    def finish_truncation(self) -> None:
+    def finish_truncation(self, state: PartitionState | None) -> PartitionState | None:
+        """Carry out a plan that is complete; return the state of the log after it."""
         plan = TruncationPlan.read(self.directory)
         if plan is not None:
             plan.apply(self.directory)
             self.report.truncation_finished = True
             self.truncated_to = plan.end_offset
+            if plan.restart:
+                self.epochs = LeaderEpochs()
+                state = None if state is None else plan.restarted(state)
+                if state is not None and self.own_state:
+                    # Before the plan is gone: the old state has a start that may be above the end.
+                    state.write(self.directory)
         self.directory.unlink(TRUNCATION_PLAN)
         self.directory.sync()
+        return state

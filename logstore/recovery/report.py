@@ -53,6 +53,11 @@ class RecoveryReport:
     truncation_finished: bool = False
     swap_finished: bool = False  # rewritten segments have replaced old ones
     snapshots_discarded: list[DiscardedSnapshot] = dataclasses.field(default_factory=list)
+    # Whether records that this log has acknowledged to others, as one of several replicas, may be
+    # gone.  With durability "os": it was not closed cleanly, and was written in an earlier boot of
+    # the machine, or an fsync failed.  At any level: damage, or a segment that was set aside.
+    # Stays until `ActiveLog.clear_lossy`.
+    lossy: bool = False
 
     def __str__(self) -> str:
         if self.clean:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from logstore import _native
 from logstore.errors import DiskFullError, UnsupportedFormatError
-from logstore.files.directory import Directory
+from logstore.files.directory import COPY_BYTES, Directory
 from logstore.files.names import segment_name
 from logstore.log.segment import Segment
 from logstore.log.segment_contents import SegmentContents
@@ -35,7 +35,6 @@ TORN_FILES_MAX = 16  # kept in one directory
 TORN_BYTES_MAX = 64 << 20  # of one torn tail, kept
 DAMAGE_MESSAGE = "%s: damage at byte %d (%s), kept"
 BESIDE_LOG = (".index", ".timeindex", ".txnindex", ".summary", ".sum")  # nothing without their log
-_COPY_BYTES = 1 << 20
 
 
 class SegmentRecovery:
@@ -83,10 +82,13 @@ class SegmentRecovery:
                     f"{segment.path} at byte {contents.position}: message format 0 or 1, written "
                     f"by Kafka 0.10 or older; let a Kafka 3.x broker rewrite the topic in format 2"
                 )
+            # Bytes that an fsync covered cannot be torn: if they are unreadable, that is damage.
             known_durable = contents.next_offset < durable
             sound = _native.find_batch(
                 segment.file, contents.position, size, contents.next_offset, segment.offset_max
             )
+            # Pages are written back in any order: after a power loss valid batches may follow lost
+            # ones.
             power_cut = not same_boot and not known_durable
             if sound is not None and not power_cut:
                 position, base, _ = sound
@@ -100,6 +102,7 @@ class SegmentRecovery:
                 contents = contents._replace(position=size, stopped="end")
                 damaged_tail = True
                 break
+            # Never acknowledged as durable: the log ends here.
             cut = True
             self.cut(segment, contents, size)
             contents = contents._replace(stopped="end")
@@ -130,6 +133,7 @@ class SegmentRecovery:
         position = contents.position
         kept: Path | None = None
         if not self.readonly:
+            # Copied and synced before the cut; the digest is removed before the file changes.
             kept = self.copy_aside(segment, position, size)
             SegmentDigest.remove(self.directory, segment.base_offset)
             file = self.directory.open(segment_name(segment.base_offset, ".log"), write=True)
@@ -154,7 +158,7 @@ class SegmentRecovery:
         size = min(size, position + TORN_BYTES_MAX)
         try:
             while position < size:
-                piece = segment.file.pread(min(_COPY_BYTES, size - position), position)
+                piece = segment.file.pread(min(COPY_BYTES, size - position), position)
                 if not piece:
                     break
                 if target is None and piece.strip(b"\0"):

@@ -13,7 +13,7 @@ import logging
 
 from logstore import _native
 from logstore.errors import InvalidRecordError
-from logstore.files.directory import Directory
+from logstore.files.directory import COPY_BYTES, Directory, copy_bytes
 from logstore.files.names import base_offset_of, segment_name
 from logstore.format.batch import HEADER_BYTES, BatchHeader
 from logstore.log.segment import RELATIVE_MAX
@@ -22,7 +22,6 @@ __all__ = ["split_wide_segments"]
 
 log = logging.getLogger("logstore.split")
 
-_COPY_BYTES = 1 << 20
 _CRC_FROM = 21  # where the checksummed part of a batch begins
 
 
@@ -90,8 +89,8 @@ def _sound_header(file: _native.File, position: int, size: int) -> BatchHeader |
     if end > size:
         return None
     crc = 0
-    for at in range(position + _CRC_FROM, end, _COPY_BYTES):
-        crc = crc32c(file.pread(min(_COPY_BYTES, end - at), at), crc)
+    for at in range(position + _CRC_FROM, end, COPY_BYTES):
+        crc = crc32c(file.pread(min(COPY_BYTES, end - at), at), crc)
     return header if crc == header.crc else None
 
 
@@ -102,9 +101,7 @@ def _copy_tail(
     directory.unlink(unfinished)
     target = directory.open(unfinished, write=True, create=True, exclusive=True)
     try:
-        for at in range(position, size, _COPY_BYTES):
-            part = source.pread(min(_COPY_BYTES, size - at), at)
-            target.append_at(part, at - position)
+        copy_bytes(source, position, size, target, 0)
         target.sync()
     finally:
         target.close()

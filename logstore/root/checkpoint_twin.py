@@ -88,6 +88,7 @@ class CheckpointTwin:
             )
         except MISREAD as error:
             log.warning("%s cannot be read (%s): ignored", directory.path / cls.NAME, str(error))
+            # Not None: a damaged twin must not make the checkpoints count as if there were no twin.
             return cls({}, {})
 
     @property
@@ -105,6 +106,7 @@ class CheckpointTwin:
         if isinstance(offsets, str):
             log.warning("%s cannot be read (%s): ignored", directory.path / name, offsets)
             return Reconciled({}, False, offsets)
+        # A directory of a broker that logstore has not written yet: the checkpoint alone counts.
         if twin is None:
             return Reconciled(offsets, False)
         if not twin.readable:
@@ -112,6 +114,7 @@ class CheckpointTwin:
         known = twin.checksums.get(name, ())
         if content is None:
             return Reconciled({}, False, "there is no such file" if known else "")
+        # A row that only one of the two has is left out: without a row more of the log is read.
         ours = twin.offsets.get(name, {})
         lower = {key: min(offset, ours[key]) for key, offset in offsets.items() if key in ours}
         if _native.crc32c(content) in known:

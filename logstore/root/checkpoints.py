@@ -49,6 +49,7 @@ def parse_offsets(content: bytes) -> dict[TopicPartition, int] | str:
         offsets = {(topic, int(number)): int(offset) for topic, number, offset in rows}
         if (
             lines[0].strip() != "0"
+            # A cut file has fewer rows than its count: none of it is used.
             or len(rows) != int(lines[1])
             or not all(0 <= offset < 1 << 63 for offset in offsets.values())
         ):

@@ -35,6 +35,7 @@ class CleanShutdown:
 
     @classmethod
     def read(cls, directory: Directory) -> CleanShutdown:
+        # The twin is read twice: a reader has no lock, and an owner may open or close in between.
         before = cls._content(directory, cls.TWIN)
         marker = cls._content(directory, cls.MARKER)
         twin = cls._content(directory, cls.TWIN)
@@ -43,6 +44,7 @@ class CleanShutdown:
             return cls(clean=False, foreign=before is not None and twin is not None)
         if twin is None and marker == cls.OURS:
             return cls(clean=False, foreign=False)
+        # A broker writes another marker; the twin then matches no longer.
         return cls(clean=True, foreign=twin != cls._twin_of(marker))
 
     @staticmethod
@@ -85,5 +87,6 @@ class CleanShutdown:
     @classmethod
     def write(cls, directory: Directory) -> None:
         """Write the marker and its twin.  The caller has made all partitions durable."""
+        # A crash between the two leaves our marker without a twin, which `read` takes as not clean.
         directory.replace(cls.MARKER, cls.OURS)
         directory.replace(cls.TWIN, cls._twin_of(cls.OURS))

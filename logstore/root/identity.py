@@ -56,6 +56,7 @@ class NodeIdentity:
             name, equals, value = line.partition("=")
             if equals and not line.lstrip().startswith(("#", "!")):
                 settings[name.strip()] = value.strip()
+        # Version 0 of a ZooKeeper broker has broker.id.
         node = settings.get("node.id", settings.get("broker.id", "-1"))
         try:
             return cls(settings.get("cluster.id", ""), int(node), settings.get("directory.id", ""))

@@ -44,8 +44,20 @@ class ProducerIds:
         self._directory = directory
         self._time_ms = time_ms
         self._check = check
+        self._allocate: Callable[[], range] | None = None
         self._lock = threading.Lock()
         self._next = self._end = 0  # the ids of the block that are not taken yet
+
+    def allocate_by(self, allocate: Callable[[], range] | None) -> None:
+        """Take blocks of ids from `allocate` from now on, and not from the file; None: the file.
+
+        For a node of a cluster, which shares the ids with other nodes.  `allocate` returns a block
+        that no other caller ever gets.  It may wait for the network; threads that take an id wait
+        for it.  The rest of the present block is not used.
+        """
+        with self._lock:
+            self._allocate = allocate
+            self._next = self._end = 0
 
     def take(self, above: int = -1) -> int:
         """Return an id that was never given out.
@@ -56,13 +68,20 @@ class ProducerIds:
         with self._lock:
             if self._next >= self._end:
                 self._take_block()
-            if FIRST <= self._next <= above < PAST_LAST - 2 * BLOCK:
+            # `allocate` alone is responsible that ids of a cluster do not repeat.
+            if self._allocate is None and FIRST <= self._next <= above < PAST_LAST - 2 * BLOCK:
                 self._take_block(above + 1)
             taken = self._next
             self._next += 1
             return taken
 
     def _take_block(self, least: int = 0) -> None:
+        if self._allocate is not None:
+            block = self._allocate()
+            if not block or block.step != 1 or block.start < 0:
+                raise ConfigError(f"{block} is no block of producer ids")
+            self._next, self._end = block.start, block.stop
+            return
         start = max(self._read(), least)
         if start + BLOCK > PAST_LAST:
             raise ConfigError(f"{self._directory.path / self.NAME}: no producer ids are left")

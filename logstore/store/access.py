@@ -28,7 +28,7 @@ class Access:
     def __init__(self, path: Path, *, readonly: bool) -> None:
         self.path = path
         self.readonly = readonly
-        self.closed = False
+        self.closed = False  # set under `lock`; read without it by every check
         self.forked = False  # this process is a child of the process that opened the store
         self.lock = threading.RLock()
 
@@ -56,7 +56,7 @@ class Access:
 
         def locked() -> T:
             with self.lock:
-                self.check_writable()
+                self.check_writable()  # under the lock: `close` may have run since
                 return act()
 
         # `uninterrupted` uses another thread, which would wait for a lock that this thread holds.

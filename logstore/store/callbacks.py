@@ -34,6 +34,8 @@ def suspect_others_of(table: TopicTable) -> Callable[[Durability], None]:
     def suspect(failed: Durability) -> None:
         held = weak()
         for partition in [] if held is None else held.opened_partitions():
+            # Only sets a flag, without `view.lock`: this thread holds the turn to sync of the
+            # failed log.
             durability = partition.parts.active.durability
             if durability is not failed and not partition.closed and not partition.readonly:
                 durability.suspect()
@@ -47,6 +49,7 @@ def reclaimable_of(table: TopicTable) -> Callable[[], int]:
 
     def reclaimable() -> int:
         held = weak()
+        # Open ones only: to open a partition may need space, and the disk is full.
         partitions = [] if held is None else held.opened_partitions()
         return sum(p.parts.cutter.reclaimable_bytes() for p in partitions if not p.closed)
 

@@ -27,7 +27,7 @@ class Companions:
     def __init__(self, store: Store, access: Access) -> None:
         self._store = weakref.ref(store)
         self._access = access
-        self._made: dict[Callable[[Store], Closeable], Closeable] = {}
+        self._made: dict[Callable[[Store], Closeable], Closeable] = {}  # in the order of making
         self._attached: dict[type[Closeable], Closeable] = {}
 
     def of(self, kind: Callable[[Store], C]) -> C:
@@ -38,8 +38,15 @@ class Companions:
             self._access.check_usable()
             found = self._made.get(kind)
             if found is None:
+                # Under the lock: two threads would make two.  `kind` may call `of` for another
+                # kind, because the lock is an RLock; the inner one is then listed first and closed
+                # last.
                 found = self._made[kind] = kind(store)
             return cast(C, found)
+
+    def made(self, kind: Callable[[Store], C]) -> C | None:
+        """Return the store's single `kind`, or None if it is not made yet."""
+        return cast(C | None, self._made.get(kind))
 
     def attach(self, companion: C) -> C:
         """Have the store close `companion`, before the objects that `of` makes.
@@ -83,4 +90,6 @@ def _close(
         companion.close()
     except Exception as error:  # noqa: BLE001  the store raises it, with the others
         errors.append(error)
+    # Also after an error: a companion that fails to close is not tried for ever.  An interrupt is
+    # no Exception, and leaves it listed.
     listed.pop(kind, None)

@@ -38,6 +38,7 @@ def at_once(tasks: Sequence[Callable[[], object]], *, plenty: bool = True) -> No
     import concurrent.futures  # not needed after a clean shutdown
 
     def run() -> None:
+        # The `with` waits for all tasks, so that no task runs on after the first error.
         with concurrent.futures.ThreadPoolExecutor(threads, "logstore") as pool:
             futures = [pool.submit(task) for task in tasks]
         for future in futures:
@@ -58,6 +59,7 @@ def recover_partitions(
 
     def open_one(topic: Topic, number: int) -> None:
         def moved(done: int, total: int) -> None:
+            # Several threads: each has its own key, and one assignment to a dict is atomic.
             checked[topic.name, number] = (done, total)
             if progress is not None:
                 sums = list(checked.values())
@@ -70,6 +72,7 @@ def recover_partitions(
             log.warning("%s cannot be opened: %s", name, str(error))
             report.failed[name] = error
             return
+        # Without the lock of the topic: the store is being opened, and no other thread has it.
         topic._hold(partition)
         if not partition.recovery.clean:
             report.partitions[name] = partition.recovery

@@ -47,6 +47,9 @@ class RootCheckpoints:
         self._high_watermarks: Offsets = {}
         self._cleaner_offsets: Offsets = {}
         self._written: dict[str, Offsets] = {}  # as they are on disk
+        self._left_watermarks: Offsets = {}  # as the files had them when the store was opened
+        # In a cluster: the row of a partition without a high watermark of its own stays as it is.
+        self.keep_watermarks = False
         self._had_catalogue = False
 
     @property
@@ -69,8 +72,14 @@ class RootCheckpoints:
             own.clear()
             own.update(found.offsets)
             if own and twin is not None and not found.foreign and not found.fault:
+                # A copy: `note` changes `own` in place, and `write` compares the two.
                 self._written[name] = dict(own)
+        self._left_watermarks = dict(self._high_watermarks)
         return foreign
+
+    def left_watermark(self, key: TopicPartition) -> int | None:
+        """Return the high watermark that the files had when the store was opened."""
+        return self._left_watermarks.get(key)
 
     @property
     def lost_catalogue(self) -> bool:
@@ -91,7 +100,9 @@ class RootCheckpoints:
         key = (partition.topic, partition.number)
         start = partition.start_offset
         self.recovery_points[key] = partition.durable_offset
-        self._high_watermarks[key] = partition.high_watermark
+        if not self.keep_watermarks or partition.parts.view.high_watermark is not None:
+            self._high_watermarks[key] = partition.high_watermark
+        # As Kafka: a start at a segment boundary is clear from the file names, and has no row.
         inside = start > partition.segments[0].base_offset
         _put(self._start_offsets, key, start if inside else None)
         dirty = partition.first_dirty_offset if partition.config.compacts else start
@@ -100,9 +111,12 @@ class RootCheckpoints:
     def note_closed(self, partition: Partition) -> None:
         """Update the offsets of a noted partition: closing has made its records durable."""
         key = (partition.topic, partition.number)
+        # After a failed fsync the closed partition makes no claim: its row stays the lower one.
         if key in self.recovery_points and partition.failure is None:
             self.recovery_points[key] = partition.durable_offset
-            self._high_watermarks[key] = partition.durable_offset
+            # Not of a replica: its high watermark is what the leader knows to be in sync.
+            if not self.keep_watermarks and partition.parts.view.high_watermark is None:
+                self._high_watermarks[key] = partition.durable_offset
 
     def forget(self, keys: Collection[TopicPartition]) -> bool:
         """Remove the offsets of deleted partitions; return whether files on disk have some.
@@ -110,9 +124,10 @@ class RootCheckpoints:
         The files must not have them when a new partition of that name is made.
         """
         gone = set(keys)
-        for offsets in self._by_name.values():
+        for offsets in (*self._by_name.values(), self._left_watermarks):
             for key in gone & offsets.keys():
                 del offsets[key]
+        # If a file on disk kept the row, a new partition of that name would start at an old offset.
         return any(gone & written.keys() for written in self._written.values())
 
     def write(self, opened: Iterable[Partition]) -> None:
@@ -127,6 +142,8 @@ class RootCheckpoints:
         }
         if not changed:
             return
+        # The twin first, with both checksums of each file: after a crash at any line below, each
+        # file has one of them, and is recognised as ours.
         self._announce(changed)
         for name in WRITING_ORDER:
             if name in changed:

@@ -67,10 +67,11 @@ if TYPE_CHECKING:  # imported at run time by check() and enforce() only
     from logstore.checking.problem import Problem
     from logstore.log.retention import RetentionDecision
 
-__all__ = ["Store", "abandon_store", "open_store"]
+__all__ = ["Store", "abandon_store", "has_space", "join_cluster", "open_store"]
 
 log = logging.getLogger("logstore.store")
 
+# For fork: the child gives up the stores of its parent.  Weak: a dropped store is freed at once.
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -93,11 +94,12 @@ class Store(Mapping[str, Topic], Closeable):
         self._durability = durability
         self._clock = clock
         self._check_transaction = check_transaction
-        self._owner: DirectoryLock | None = None
-        self._reserve = Reserve(directory, 0)
+        self._owner: DirectoryLock | None = None  # of the root; None if readonly
+        self._reserve = Reserve(directory, 0)  # replaced in `_start`, under the directory lock
         self._dropped = False  # no descriptor is open any more
         self.access = Access(directory.path, readonly=readonly)
         self._table = TopicTable(self, directory, config, partitioner)
+        self._suspect_others = suspect_others_of(self._table)
         self._left = CleanShutdown(clean=False, foreign=False)
         self._checkpoints = RootCheckpoints(directory)
         self._partitions_opened = 0
@@ -118,13 +120,15 @@ class Store(Mapping[str, Topic], Closeable):
         """Read the root; unless it is readonly, take its lock."""
         directory = self._directory
         try:
-            self._idle.fill()
+            self._idle.fill()  # first: later opens may run out of descriptors
             directory.close_idle = _close_idle_of(weakref.ref(self))
+            # Before the lock, which creates a file: a directory of another program stays unchanged.
             refuse_foreign(directory)
             if self.access.readonly:
                 self._load_root()
             else:
                 require_safe(directory, allow_unsafe=allow_unsafe_fs)
+                # From here on no other process opens the root, or a partition of it, for writing.
                 self._owner = DirectoryLock(directory, root=True)
                 directory.room = self._reserve = Reserve(directory, reserve_bytes)
                 self.topic_changes.reserve = self._reserve
@@ -170,11 +174,15 @@ class Store(Mapping[str, Topic], Closeable):
                         self._table.in_partition(topic.name, number, owner.check_free)
         new = not self._table.topics and not directory.exists(NodeIdentity.NAME)
         if self._left.foreign:
+            # Before the marker is removed: after a crash in here the next open still finds
+            # `foreign`.
             self._forget_own_state()
+        # Before the first change: from now on a crash leaves a root that is not clean.
         CleanShutdown.clear(directory)
         if not directory.exists(NodeIdentity.NAME):
             self.identity = NodeIdentity.new()
             self.identity.write(directory)
+        # Under the lock of the root: a temporary file is of a process that has ended.
         sweep_temporary(directory)
         if self.topic_changes.finish(self.recovery):
             self._table.look_around()
@@ -200,6 +208,8 @@ class Store(Mapping[str, Topic], Closeable):
     ) -> Partition:
         self.access.check_usable()
         name = topic.name
+        # For writing, `_forget_own_state` has removed the outdated state; a reader writes nothing
+        # and ignores it.
         only = self.access.readonly and self._left.foreign
         self._partitions_opened += 1
         if self._partitions_opened % 64 == 0:
@@ -216,13 +226,15 @@ class Store(Mapping[str, Topic], Closeable):
                 progress=progress,
             )
             parts = partition.parts
-            parts.active.durability.sync_failed = suspect_others_of(self._table)
+            # Both callbacks refer to the store weakly: a partition does not keep its store open.
+            parts.active.durability.sync_failed = self._suspect_others
             if self._check_transaction is not None:
                 parts.appender.transaction_check = check_transaction_of(
                     self, self._check_transaction, (name, number)
                 )
             return partition
         except FileNotFoundError:
+            # A file inside is missing: that is damage of the partition, not a missing partition.
             if self._directory.exists(f"{name}-{number}"):
                 raise
             raise FileNotFoundError(
@@ -395,6 +407,7 @@ class Store(Mapping[str, Topic], Closeable):
     def sync(self) -> None:
         """Make all records of all partitions durable, and write the checkpoints."""
         self.access.check_writable()
+        # A partition that is not open has nothing to sync: closing it made its records durable.
         tasks = [partition.sync for partition in self._opened_partitions()]
         at_once(tasks)
         self.checkpoint()
@@ -410,7 +423,7 @@ class Store(Mapping[str, Topic], Closeable):
 
     def _write_checkpoints(self) -> None:
         """Write the checkpoints.  Each has only offsets that are durable."""
-        self._reserve.restore()
+        self._reserve.restore()  # the checkpoints may use it
         self._checkpoints.write(self._opened_partitions())
 
     # ---- closing ----
@@ -437,6 +450,8 @@ class Store(Mapping[str, Topic], Closeable):
                     # In a child process a thread that no longer exists may hold the lock.
                     if not access.forked:
                         topic._wait()
+                # Partitions before the checkpoints, and the marker last: each claims what the step
+                # before made durable.
                 errors += self._close_partitions()
                 if any(not partition.closed for partition in self._opened_partitions()):
                     access.closed = False  # a writer holds records: the next close() retries
@@ -484,6 +499,7 @@ class Store(Mapping[str, Topic], Closeable):
     def _close_partition(self, partition: Partition) -> None:
         access = self.access
         if not (access.readonly or access.forked or partition.failure or partition.closed):
+            # Before `close`, which ends most calls; then `note_closed` raises the offsets.
             self._checkpoints.note(partition)
         partition.close()
         self._checkpoints.note_closed(partition)
@@ -492,7 +508,8 @@ class Store(Mapping[str, Topic], Closeable):
         """Close all descriptors and release the lock.  Writes nothing."""
         for partition in self._opened_partitions():
             partition.parts.discard()
-        self._idle.drop()
+        self._idle.drop()  # the spare descriptors
+        # The descriptors before the lock: the next owner may delete or replace every file.
         self._directory.close()
         if self._owner is not None:
             self._owner.release()
@@ -510,7 +527,7 @@ class Store(Mapping[str, Topic], Closeable):
         raise TypeError("a store cannot be pickled: open it again where it is needed")
 
     def __del__(self) -> None:
-        if getattr(self, "_owner", None) is None:
+        if getattr(self, "_owner", None) is None:  # __init__ failed, or readonly
             return
         if not self.access.closed and not self.access.forked:
             warnings.warn(
@@ -544,8 +561,26 @@ def abandon_store(store: Store) -> None:
     store._drop()
 
 
+def join_cluster(store: Store, cluster_id: str, node_id: int) -> None:
+    """Write the ids of a cluster and of a node into ``meta.properties``."""
+
+    def join() -> None:
+        changed = dataclasses.replace(store.identity, cluster_id=cluster_id, node_id=node_id)
+        changed.write(store._directory)
+        store.identity = changed
+
+    store.access.change(join)
+
+
+def has_space(store: Store) -> bool:
+    """Return whether the reserve of the disk could be filled again."""
+    store._reserve.restore()
+    return not store._reserve.short
+
+
 def _close_idle_of(store: weakref.ref[Store]) -> Callable[[], bool]:
     def close_idle() -> bool:
+        # A weak reference: the directory is part of the store, and a strong one would be a cycle.
         held = store()
         return held is not None and not held.access.forked and held._idle.free(held)
 

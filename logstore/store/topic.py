@@ -147,7 +147,7 @@ class Topic(Sequence[Partition]):
         self.partitioner = partitioner
         self._store = store
         self._deleted = False
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while a partition is opened, and to change `_opened`
         self._config = config
         self._id = id
         # Replaced as a whole, so that other threads read it without the lock.
@@ -166,6 +166,7 @@ class Topic(Sequence[Partition]):
     def id(self) -> uuid.UUID | None:
         """Kafka's id of the topic; None if the directory was written before Kafka had ids."""
         if self._id is None and self._numbers:
+            # Read at first use, and kept: a topic never changes its id.  Two threads read the same.
             self._id = self._store._topic_id(self.name, self._numbers[0])
         return self._id
 
@@ -202,6 +203,7 @@ class Topic(Sequence[Partition]):
             return [self[each] for each in self._numbers[number]]
         number = partition_number(number)
         if number < 0 and -number <= len(self):
+            # By position, not ``len + number``: a directory of a broker may have only some numbers.
             number = self._numbers[number]
         partition = self._opened.get(number)
         if partition is None or partition.closed:
@@ -229,6 +231,7 @@ class Topic(Sequence[Partition]):
             raise IndexError(f"topic {self.name!r} has no partition {number}: it has {there}")
         with self._lock:
             self._check_usable()
+            # Looked up again under the lock: another thread may have opened it since.
             partition = self._opened.get(number)
             if partition is None or partition.closed:
                 partition = self._opened[number] = self._store._open_partition(self, number)
@@ -250,8 +253,30 @@ class Topic(Sequence[Partition]):
         self._numbers = tuple(sorted({*self._numbers, number}))
         self._dense = len(self._numbers) == of
 
+    def _set_numbers(self, numbers: Sequence[int], *, of: int) -> None:
+        """Set the numbers of the partitions that are here; `of` partitions are declared."""
+        self._numbers = tuple(numbers)
+        self._dense = len(self._numbers) == of
+
+    def _drop(self, number: int, *, keep: bool) -> None:
+        """Close a partition that leaves the topic; `keep`: its files stay, and are closed cleanly.
+
+        If it cannot be closed cleanly, its files are as after a crash.
+        """
+        with self._lock:
+            partition = self._opened.pop(number, None)
+            if partition is not None and keep and partition.failure is None:
+                try:
+                    partition.close()
+                except (LogStoreError, OSError) as error:
+                    log.warning("%s: not closed cleanly: %s", partition.name, str(error))
+            if partition is not None and not partition.closed:
+                partition.parts.discard()
+
     def _reconfigure(self, config: PartitionConfig) -> None:
         with self._lock:
+            # Under the lock: a partition that is being opened gets the old settings, and then
+            # these.
             before, self._config = self._config, config
             if config != before:
                 for partition in self._opened.values():
@@ -304,6 +329,7 @@ class Topic(Sequence[Partition]):
         with self._lock:
             self._deleted = True
             for partition in self._opened.values():
+                # No close: nothing needs to be written to files that are about to be deleted.
                 partition.parts.discard()
             self._opened.clear()
 
@@ -332,6 +358,7 @@ class Topic(Sequence[Partition]):
         number = (
             self.choose_partition(key, value) if partition is None else partition_number(partition)
         )
+        # As `self[number]`, without its frame.  One lookup in a dict needs no lock.
         log = self._opened.get(number)
         if log is None or log.closed:
             log = self._open_partition(number)
@@ -365,6 +392,7 @@ class Topic(Sequence[Partition]):
                 else:
                     number = self.choose_partition(None, record)
             shares.setdefault(number, []).append(place)
+        # Opens all before the first append: a partition that cannot be opened fails the whole call.
         logs = {number: self[number] for number in shares}
         fsync = None if durability is None else wants_fsync(durability)
         positions: list[Position | None] = [None] * len(given)
@@ -375,7 +403,7 @@ class Topic(Sequence[Partition]):
                 offsets = logs[number].extend(
                     [given[place] for place in places], durability=durability if alone else "os"
                 )
-                done[number] = offsets
+                done[number] = offsets  # noted at once: an interrupt may follow
                 for place, offset in zip(places, offsets, strict=True):
                     positions[place] = Position(self.name, number, offset)
             if len(shares) > 1:
@@ -454,6 +482,7 @@ class Topic(Sequence[Partition]):
 def _describe(partition: Partition) -> PartitionDescription:
     while True:
         view = partition.parts.view
+        # Read before the files, so that a change during the reads is noticed below.
         generation, segments = view.generation, partition.segments
         start = partition.start_offset
         try:

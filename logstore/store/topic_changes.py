@@ -1,5 +1,8 @@
 """TopicChanges: creates, declares, grows, alters and deletes topics, each crash-atomically.
 
+A topic of a cluster is declared with the cluster's id; `make_partition`, `drop_partition` and
+`set_aside_partition` change which of its partitions are in this directory.
+
 Invariant: an entry with `creating_from` or `deleting` is durable in the catalogue before the first
 directory changes, and is replaced after the last directory is durable.  After a crash `finish`
 undoes the creation or completes the deletion.
@@ -15,7 +18,7 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from logstore.config import ConfigError, PartitionConfig
 from logstore.errors import TopicExistsError
@@ -23,12 +26,13 @@ from logstore.files.disk_reserve import Reserve
 from logstore.files.names import segment_name
 from logstore.log.epochs import LEADER_EPOCHS
 from logstore.log.state import PartitionState
-from logstore.log.topic_id import PARTITION_METADATA, new_uuid, topic_id_text
+from logstore.log.topic_id import PARTITION_METADATA, new_uuid, read_topic_id, topic_id_text
 from logstore.partition.partition import Partition
 from logstore.root.catalogue import (
     PARTITIONS_MAX,
     TopicEntry,
     is_deleted,
+    stray_of,
 )
 from logstore.store.access import Access
 from logstore.store.recovery_report import StoreRecovery
@@ -36,11 +40,20 @@ from logstore.store.root_checkpoints import RootCheckpoints
 from logstore.store.topic import Topic, check_topic_name
 from logstore.store.topic_table import TopicTable
 
-__all__ = ["TopicChanges"]
+__all__ = ["Stray", "TopicChanges"]
 
 log = logging.getLogger("logstore.store")
 
 COMMITTED_OFFSETS = "__consumer_offsets"  # has offsets of deleted topics, which are removed later
+
+
+class Stray(NamedTuple):
+    """A partition that was set aside: its directory, its old place, and the id of its topic."""
+
+    name: str
+    topic: str
+    number: int
+    topic_id: uuid.UUID | None
 
 
 class TopicChanges:
@@ -72,8 +85,7 @@ class TopicChanges:
         self._table.config.with_settings(settings)
         if not hasattr(partitions, "__index__"):
             raise ConfigError(f"partitions must be an int, not {partitions!r}")
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+        _check_partitions(partitions)
         if not isinstance(topic_id, uuid.UUID | None):
             raise TypeError(f"topic_id must be a uuid.UUID, not {topic_id!r}")
 
@@ -86,6 +98,8 @@ class TopicChanges:
                 return known
             check_topic_name(name, table.topics)
             entry = TopicEntry(topic_id or new_uuid(), partitions, settings)
+            # The topic is listed after its directories are durable: no thread opens a half-made
+            # partition.
             self._make_partitions(name, entry, 0)
             log.info("created topic %s with %d partitions", name, partitions)
             return table.add(name, range(partitions), entry)
@@ -114,7 +128,12 @@ class TopicChanges:
     # ---- declared topics ----
 
     def declare(
-        self, name: str, partitions: int, *, config: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        partitions: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+        topic_id: uuid.UUID | None = None,
     ) -> Topic:
         """Make a topic without partitions: `make_partition` makes each when it is first needed.
 
@@ -128,13 +147,153 @@ class TopicChanges:
             if known is not None:
                 return known
             check_topic_name(name, self._table.topics)
+            # Rows of an earlier topic of this name: a new log must not start at their offsets.
             self._forget_offsets(name, range(partitions))
-            entry = TopicEntry(new_uuid(), partitions, settings, made=())
+            entry = TopicEntry(topic_id or new_uuid(), partitions, settings, made=())
             self._table.catalogue.put(name, entry)
             log.info("declared topic %s of %d partitions", name, partitions)
             return self._table.add(name, (), entry)
 
+        # The first look is without the lock: nearly always the topic exists.
         return self._table.topics.get(name) or self._access.change(declare)
+
+    def declare_topic(
+        self,
+        name: str,
+        *,
+        topic_id: uuid.UUID,
+        partitions: int,
+        local: Iterable[int] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> Topic:
+        """Make a topic of a cluster: of its `partitions` only those in `local` are here.
+
+        A topic that exists with this id keeps its settings and partitions; missing ones of `local`
+        are made, and its number of partitions is raised to `partitions`.  Raises TopicExistsError
+        for a topic of this name with another id: set its partitions aside and delete it first.
+        """
+        _check_partitions(partitions)
+
+        def declare() -> Topic:
+            topic = self.declare(name, partitions, config=config, topic_id=topic_id)
+            if topic.id != topic_id:
+                raise TopicExistsError(name, where=f"{self._table.directory.path}, as {topic.id}")
+            if partitions > self.declared_partitions(topic):
+                self.raise_partitions(topic, partitions)
+            for number in local:
+                self.make_partition(topic, number)
+            return topic
+
+        return self._access.change(declare)
+
+    def raise_partitions(self, topic: Topic, count: int) -> None:
+        """Raise the number of partitions of a topic; make none of them.  It is never lowered."""
+        _check_partitions(count)
+
+        def raise_them() -> None:
+            topic._check_usable()
+            entry = self._entry_of(topic)
+            if count < entry.partitions:
+                raise ConfigError(
+                    f"topic {topic.name!r} has {entry.partitions} partitions, and keeps them: "
+                    f"not {count}"
+                )
+            made = tuple(sorted(topic._numbers))
+            self._table.catalogue.put(
+                topic.name, dataclasses.replace(entry, partitions=count, made=made)
+            )
+            topic._set_numbers(made, of=count)
+
+        self._access.change(raise_them)
+
+    def drop_partition(self, topic: Topic, number: int) -> None:
+        """Delete one partition and its records, durably.  Other partitions of the topic stay."""
+
+        def drop() -> None:
+            self._leave_out(topic, number, keep=False)
+            self._set_aside(topic.name, [number])
+            self._forget_offsets(topic.name, [number])
+            self._remove_deleted()
+            self.reserve.restore()
+            log.info("deleted partition %s-%d", topic.name, number)
+
+        self._access.change(drop)
+
+    def set_aside_partition(self, topic: Topic, number: int) -> Stray:
+        """Close one partition and rename its directory as Kafka does: ``...-stray``.
+
+        The files stay: `strays` lists them, `remove_stray` deletes one.  The partition can be made
+        again at once.
+        """
+
+        def set_aside() -> Stray:
+            self._leave_out(topic, number, keep=True)
+            (name,) = self._set_aside(topic.name, [number], "stray")
+            self._forget_offsets(topic.name, [number])
+            log.warning("partition %s-%d was set aside as %s", topic.name, number, name)
+            return self._stray(name)
+
+        return self._access.change(set_aside)
+
+    def strays(self) -> list[Stray]:
+        """Return the partitions that were set aside, by logstore or by a broker."""
+        names = self._table.directories()
+        return [self._stray(name) for name in sorted(names) if stray_of(name) is not None]
+
+    def remove_stray(self, stray: Stray) -> None:
+        """Delete a partition that was set aside."""
+
+        def remove() -> None:
+            # Renamed first: after a crash the next open removes the rest.
+            self._table.directory.rename(stray.name, f"{stray.name.removesuffix('stray')}delete")
+            self._table.directory.sync()
+            for error in self._remove_deleted().values():
+                raise error
+
+        self._access.change(remove)
+
+    def _stray(self, name: str) -> Stray:
+        named = stray_of(name)
+        assert named is not None
+        directory = self._table.directory.below(name)
+        try:
+            return Stray(name, *named, read_topic_id(directory))
+        finally:
+            directory.close()
+
+    def _leave_out(self, topic: Topic, number: int, *, keep: bool) -> None:
+        """Close a partition and remove it from the catalogue; its directory is there still.
+
+        A crash before the directory is renamed leaves the partition as it was: a directory that
+        the catalogue does not list counts as a partition of the topic.
+        """
+        topic._check_usable()
+        if number not in topic._numbers:
+            raise IndexError(f"topic {topic.name!r} has no partition {number} here")
+        entry = self._entry_of(topic)
+        left = tuple(each for each in sorted(topic._numbers) if each != number)
+        self._table.catalogue.put(topic.name, dataclasses.replace(entry, made=left))
+        topic._drop(number, keep=keep)
+        topic._set_numbers(left, of=entry.partitions)
+
+    # ---- high watermarks ----
+
+    def checkpointed_high_watermark(self, topic: str, number: int) -> int | None:
+        """Return the high watermark in the root's checkpoint when the store was opened.
+
+        None if there was none, and for a partition that was deleted since.  A replica begins with
+        it, within the bounds of its log.
+        """
+        return self._checkpoints.left_watermark((topic, number))
+
+    def keep_high_watermarks(self) -> None:
+        """From now on leave the row of a partition alone until its high watermark is set.
+
+        For a node of a cluster, before its partitions are used.  Otherwise the row of a partition
+        without a high watermark is the end of its log.
+        """
+        with self._access.lock:
+            self._checkpoints.keep_watermarks = True
 
     def declared_partitions(self, topic: Topic) -> int:
         """Return how many partitions a topic has, with those that are not made yet."""
@@ -147,6 +306,7 @@ class TopicChanges:
 
         def make() -> None:
             entry = self._table.catalogue.entries.get(topic.name)
+            # Looked up again under the lock: another thread may have made it.
             if number not in topic._numbers and entry is not None and entry.made is not None:
                 self._make_on_demand(topic, entry, number)
 
@@ -167,11 +327,15 @@ class TopicChanges:
         directory, name = self._table.directory, f"{topic.name}-{number}"
         # A directory with the final name is whole: an earlier call made it, and failed later.
         if not directory.exists(name):
+            # Rows of an earlier partition, if a crash came between its removal and theirs.
+            self._forget_offsets(topic.name, [number])
             # Until then the directory has a name that the next open removes.
             unfinished = f"{name}.{uuid.uuid4().hex}-delete"
             self._make_partition(unfinished, entry.id)
             directory.rename(unfinished, name)
         directory.sync()
+        # The directory is durable before the catalogue lists it: a listed one that is missing is
+        # damage.
         made = tuple(sorted({*(entry.made or ()), number}))
         self._table.catalogue.put(topic.name, dataclasses.replace(entry, made=made))
         topic._add_number(number, of=entry.partitions)
@@ -179,6 +343,7 @@ class TopicChanges:
     def _make_partitions(self, name: str, entry: TopicEntry, first: int) -> None:
         """Make the directories from number `first` on, and write the entry of the catalogue."""
         self._forget_offsets(name, range(first, entry.partitions))
+        # The intention first, durably: after a crash the next open removes the new directories.
         begun = dataclasses.replace(entry, creating_from=first)
         self._table.catalogue.put(name, begun)
         try:
@@ -186,6 +351,8 @@ class TopicChanges:
                 for number in range(first, entry.partitions):
                     self._make_partition(f"{name}-{number}", entry.id)
                 self._table.directory.sync()
+                # The commit point: before it a crash undoes the creation, after it the topic
+                # exists.
                 self._table.catalogue.put(name, entry)
         except BaseException:
             # Undo now if possible; otherwise the next open finds the entry and does it.  The entry
@@ -213,6 +380,8 @@ class TopicChanges:
             directory.close()
 
     def _undo_creation(self, name: str, entry: TopicEntry, first: int) -> None:
+        # Renamed before the entry is removed: directories without an entry would be a topic of a
+        # broker.
         self._set_aside(name, [n for n in self._table.numbers_of(name) if n >= first])
         if first == 0:
             self._table.catalogue.remove(name)
@@ -235,11 +404,13 @@ class TopicChanges:
 
     def _alter(self, topic: Topic, config: Mapping[str, Any]) -> PartitionConfig:
         topic._check_usable()
-        _require_all(topic)
         entry = self._entry_of(topic)
+        if entry.made is None:
+            _require_all(topic)
         settings = {**entry.settings, **own_settings(config)}
         settings = {key: value for key, value in settings.items() if value is not None}
         after = self._table.config.with_settings(settings)
+        # Stored before it has an effect: a crash in between loses nothing that was in use.
         self._table.catalogue.put(topic.name, dataclasses.replace(entry, settings=settings))
         topic._reconfigure(after)
         return after
@@ -266,9 +437,11 @@ class TopicChanges:
         name = topic.name
         entry = dataclasses.replace(self._entry_of(topic), deleting=True)
         noted = COMMITTED_OFFSETS in self._table.topics and name != COMMITTED_OFFSETS
+        # The commit point: after a crash from here on, the next open finishes the deletion.
         self._table.catalogue.begin_deletion(name, entry, noted=noted)
         del self._table.topics[name]
         topic._forget()
+        # Renamed before the entry is removed, as in `_undo_creation`.
         aside = self._set_aside(name, topic._numbers)
         self._table.catalogue.remove(name)
         self._forget_offsets(name, topic._numbers)
@@ -279,12 +452,15 @@ class TopicChanges:
             error.add_note(f"topic {name!r} is deleted: only what could not be removed is left")
             raise error
 
-    def _set_aside(self, name: str, numbers: Iterable[int]) -> list[str]:
-        """Rename directories, durably, to names that the next open deletes; return the names."""
+    def _set_aside(self, name: str, numbers: Iterable[int], how: str = "delete") -> list[str]:
+        """Rename directories, durably; the next open deletes those named ``-delete``.
+
+        Return the new names.
+        """
         targets = []
         for number in numbers:
             source = f"{name}-{number}"
-            suffix = f".{uuid.uuid4().hex}-delete"
+            suffix = f".{uuid.uuid4().hex}-{how}"
             # A name has at most 255 characters: the topic's part is shortened, as in Kafka.
             target = f"{name[: 255 - len(suffix) - len(str(number)) - 1]}-{number}{suffix}"
             with contextlib.suppress(FileNotFoundError):
@@ -319,7 +495,7 @@ class TopicChanges:
                 try:
                     directory.unlink(inside)
                 except OSError as error:
-                    error.filename = str(directory.path / inside)
+                    error.filename = str(directory.path / inside)  # the C call knows the name only
                     faults.append(error)
         finally:
             directory.close()
@@ -359,6 +535,11 @@ class TopicChanges:
             report.unfinished.update(self._remove_deleted())
             return True
         return False
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise ConfigError(f"partitions must be from 1 to {PARTITIONS_MAX}, not {partitions!r}")
 
 
 def _require_all(topic: Topic) -> None:

@@ -43,13 +43,13 @@ class TopicTable:
         config: PartitionConfig,
         partitioner: Partitioner | None,
     ) -> None:
-        self._store = weakref.ref(store)
+        self._store = weakref.ref(store)  # the store holds the table
         self.directory = directory
         self.config = config  # of topics without settings
         self.catalogue = Catalogue(directory, {})
         self.topics: dict[str, Topic] = {}
         self._partitioner = partitioner
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[int, ...] = ()  # times of the last `refresh`; () forces the next one
 
     def read(self) -> None:
         """Read the catalogue and list the directories."""
@@ -85,6 +85,8 @@ class TopicTable:
         for name, numbers in found.items():
             known = self.catalogue.entries.get(name)
             topic = self.topics.get(name)
+            # Another id: the topic was deleted and created again.  Old handles must not see the new
+            # one.
             if topic is None or (known and topic._id not in (None, known.id)):
                 topic = self.make(name, numbers, known)
             topic._adopt(numbers, id=known.id if known else None, config=self.config_of(known))
@@ -92,6 +94,7 @@ class TopicTable:
         for name, topic in self.topics.items():
             if topics.get(name) is not topic:
                 topic._forget()
+        # One assignment: other threads read the old table or the new one, never a mix.
         self.topics = topics
 
     def topic_id(self, name: str, number: int) -> uuid.UUID | None:

@@ -153,6 +153,8 @@ class Compactor:
                         if report.end_offset < bounds.end:
                             report.reason = "the map of keys is full: further passes would follow"
                         break
+                    # The segments are replaced durably before this.  After a crash in between, the
+                    # next pass finds nothing to remove.
                     self._current.note_cleaned(report.end_offset)
                     bounds = dataclasses.replace(
                         bounds,
@@ -187,6 +189,7 @@ class Compactor:
         now = guarded_clock.now_ms()
         segments = partition.segments
         first_dirty = partition.first_dirty_offset
+        # Never the active segment, nor records that a transaction may still abort.
         end = min(partition.last_stable_offset, partition.high_watermark, segments[-1].base_offset)
         dirty = [s for s in segments[:-1] if s.end_offset > first_dirty]
         if self.min_lag_ms > 0:
@@ -263,6 +266,7 @@ class Compactor:
         """
         # Not more memory than the keys can need: there are no more records than offsets.
         room = (bounds.end - bounds.first_dirty) * _KEY_BYTES * 10 // 9 + 2 * _KEY_BYTES
+        # A random seed: keys that were chosen to collide cannot slow the map down.
         keys = _native.OffsetMap(min(self.memory_bytes, room), os.urandom(16))
         transactions = self._transactions(bounds.segments)
         payload_max = self.partition.config.max_decompressed_message_bytes
@@ -294,6 +298,8 @@ class Compactor:
         """Return the position to read from for `offset`; 0 if the index entry is wrong."""
         last, position = segment.offset_index.lookup(offset)
         segment.release()
+        # An index is a hint: the batch at `position` must be of magic 2 and end with the offset of
+        # the entry.
         header = file.pread(27, position) if position else b""
         if len(header) < 27:
             return 0

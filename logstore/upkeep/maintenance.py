@@ -106,6 +106,7 @@ class Maintenance:
         memory_bytes: int = MAP_BYTES,
     ) -> None:
         self._store = target if isinstance(target, Store) else None
+        # Strong references: partitions that are given are not closed as idle while this runs.
         self._given = () if isinstance(target, Store) else tuple(target)
         self._clock = clock or SystemClock()
         self._memory_bytes = memory_bytes
@@ -150,6 +151,7 @@ class Maintenance:
         found: list[Task] = []
         for task, every in self._every.items():
             if every is not None and (all_of_them or steady >= self._due[task]):
+                # Before the work: a task that fails is tried again after its interval, not at once.
                 self._due[task] = steady + every
                 found.append(task)
         return found
@@ -187,6 +189,7 @@ class Maintenance:
         store = self._store
         if store is None or store.closed:
             return
+        # A copy: topics may be created and deleted during the round.
         for name, topic in list(store.items()):
             for number in topic.partition_numbers:
                 yield f"{name}-{number}", functools.partial(_numbered, topic, number)
@@ -216,6 +219,7 @@ class Maintenance:
             return self._sync(partition, now is not None)
         if task == "digests":
             parts = partition.parts
+            # A log that is asleep has no new segment: do not wake it.
             noted = 0 if parts.active.asleep else parts.rewriter.write_digests()
             return f"digests of {noted} sealed segments noted" if noted else ""
         forgotten = partition.expire_producers()
@@ -232,6 +236,7 @@ class Maintenance:
         try:
             what = act()
         except Exception as error:  # any error: the other tasks and partitions must run
+            # The store was closed during the round: that is no fault.
             if isinstance(error, ClosedError) and self._is_over():
                 return
             fault = MaintenanceFault(task, where, self._clock.time_ms(), error)
@@ -257,6 +262,8 @@ class Maintenance:
         flush.ms counts from the last time at which all records were durable.
         """
         steady = self._clock.monotonic()
+        # The end first: an append in between makes the difference too small, and the next round
+        # sees it.
         behind = partition.end_offset - partition.durable_offset
         if behind <= 0:
             self._durable_at[partition] = steady
@@ -289,7 +296,7 @@ class Maintenance:
 
         Does nothing if no thread runs.
         """
-        self._stopped.open()
+        self._stopped.open()  # a Gate stays open: `start` makes a new one
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -338,7 +345,7 @@ def _run(maintenance: weakref.ref[Maintenance], stopped: Gate) -> None:
         began = time.monotonic()
         this.run_once()
         seconds = this._sleep_seconds()
-        del this
+        del this  # its only strong reference: see the docstring
         # Sleep as long as the round took, up to a second: short rounds take at most half of the
         # time.
         stopped.wait(max(seconds, min(time.monotonic() - began, 1.0)))

@@ -29,7 +29,7 @@ from logstore.checking.root_check import RootInspection
 from logstore.clock import SystemClock
 from logstore.config import ConfigError, PartitionConfig
 from logstore.errors import LogStoreError
-from logstore.files.directory import Directory
+from logstore.files.directory import Directory, copy_bytes
 from logstore.files.lock import DirectoryLock
 from logstore.files.names import base_offset_of, segment_name
 from logstore.log.segment import Segment
@@ -51,7 +51,6 @@ __all__ = ["repair"]
 
 log = logging.getLogger("logstore.repair")
 
-_COPY_BYTES = 1 << 20
 
 # The step for each kind of problem.  A kind in none of the four sets is only reported.
 # Rename the file; the next open for writing makes it again from the log.
@@ -182,6 +181,7 @@ class _Mender:
 
     def _problems_of(self, directory: Directory) -> list[Problem]:
         try:
+            # Readonly: the inspection takes no lock, and a dry run changes nothing.
             with Partition.open(directory.path, readonly=True, config=self._config) as reader:
                 return find_problems(reader.parts.view, deep=True, progress=self._progress)
         except (LogStoreError, OSError) as error:
@@ -247,10 +247,13 @@ class _Mender:
             if below:
                 touched[below] = None
             with self._at(below) as directory:
+                # Both digests are in the receipt, so that a later check can compare the files with
+                # it.
                 before = file_digest(directory, step.path.name)
                 self._do(step, directory)
                 receipt.note(step, before, file_digest(directory, step.path.name))
                 log.warning("%s", step)
+        # After all steps: a partition may have several, and recovery must see the result of all.
         for name in touched:
             self._open_and_close(name)
         receipt.write(finished=True)
@@ -280,6 +283,7 @@ class _Mender:
         elif step.action == "rebuild":
             self._rebuild(directory, base_offset_of(name))
         elif step.action == "accept":
+            # The next close or Maintenance writes a digest of the bytes as they are.
             SegmentDigest.remove(directory, base_offset_of(name))
             directory.sync()
         elif step.action == "cut":
@@ -316,10 +320,10 @@ class _Mender:
             for p in problems
             if p.kind is ProblemKind.DAMAGED_BATCH
         )
-        self._keep_holes(directory, name, holes)
+        self._keep_holes(directory, name, holes)  # synced before anything is replaced
         _allow_gaps(directory)
         target = f"{name}.cleaned"
-        directory.unlink(target)
+        directory.unlink(target)  # of a repair that was interrupted
         _copy_around(directory, name, target, holes, size)
         contents = self._walk_cleaned(directory, base, target)
         files = {".index": contents.offsets, ".timeindex": contents.times}
@@ -335,6 +339,7 @@ class _Mender:
             directory.write(f"{segment_name(base, suffix)}.cleaned", content, sync=True)
         directory.sync()
         plan = SwapPlan(RewrittenSegment(base, (".log", *files), *found), (base,))
+        # The commit point: the new files are durable, and from here on recovery finishes the swap.
         plan.write(directory)
         plan.apply(directory)
         plan.finish(directory)
@@ -349,7 +354,7 @@ class _Mender:
                     _free_name(directory, name), write=True, create=True, exclusive=True
                 )
                 try:
-                    _copy(source, start, end, kept, 0)
+                    copy_bytes(source, start, end, kept, 0)
                     kept.sync()
                 finally:
                     kept.close()
@@ -400,18 +405,6 @@ def _keep_copy(directory: Directory, name: str) -> None:
         directory.replace(_free_name(directory, name), content)
 
 
-def _copy(source: _native.File, start: int, end: int, target: _native.File, position: int) -> int:
-    """Copy the bytes [start, end) to `position`; return the position after them."""
-    while start < end:
-        piece = source.pread(min(_COPY_BYTES, end - start), start)
-        if not piece:
-            break
-        target.append_at(piece, position)
-        start += len(piece)
-        position += len(piece)
-    return position
-
-
 def _copy_around(
     directory: Directory, name: str, target: str, holes: Sequence[tuple[int, int]], size: int
 ) -> None:
@@ -423,8 +416,8 @@ def _copy_around(
             # loop copy the bytes after the last one.
             at = position = 0
             for start, end in [*holes, (size, size)]:
-                position = _copy(source, at, start, new, position)
-                at = max(at, end)
+                position = copy_bytes(source, at, start, new, position)
+                at = max(at, end)  # holes may overlap
             new.sync()
         finally:
             new.close()

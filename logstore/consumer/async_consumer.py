@@ -74,6 +74,8 @@ class AsyncConsumer:
                 for record in run:
                     yield record
             finally:
+                # Also if the task is cancelled at `yield`: the position is after the last record it
+                # got.
                 consumer._positions.settle()
             await asyncio.sleep(0)  # let other tasks run, even if there are always more records
 
@@ -81,6 +83,7 @@ class AsyncConsumer:
 
     async def commit(self, offsets: Offsets | None = None) -> None:
         """Commit the positions, or the given offsets; they are durable when it returns."""
+        # The fsync is in the background thread of the store.
         await asyncio.wrap_future(self.consumer.commit_later(offsets))
 
     def committed(

@@ -66,6 +66,7 @@ class Committer:
     def commit_on_time(self) -> None:
         """Commit the processed records' offsets, and set the next `due`."""
         self.due = time.monotonic() + self._interval
+        # `due` first: a commit that fails is not tried again at every poll.
         self.commit_moved(self._positions.sources, "from time to time")
 
     def commit(self, offsets: Offsets | None = None) -> None:
@@ -89,6 +90,8 @@ class Committer:
             return
         deadline = time.monotonic() + COMMIT_SECONDS
         while True:
+            # Read in each round: the rebalance that was waited for gave this member a new
+            # generation.
             member_id, generation = self._member() if member is None else member
             try:
                 self._coordinator.commit(
@@ -106,6 +109,7 @@ class Committer:
         for tp, offset in offsets.items():
             number = offset if isinstance(offset, int) else offset.offset
             plain[TopicPartition(*tp)] = number
+            # None if the partition was given back since.
             source = self._positions.sources.get(TopicPartition(*tp))
             if source is not None:
                 source.committed_offset = number
@@ -148,6 +152,7 @@ class Committer:
         moment of a commit.  A partition that it held before and holds still may be committed.
         """
         membership = self.membership
+        # Called under the lock of the group, and takes the lock of the membership: in this order.
         return lambda: membership is not None and membership.holds(offsets, generation)
 
     def committed(
@@ -155,10 +160,11 @@ class Committer:
     ) -> dict[TopicPartition, CommittedOffset | None]:
         """Return the group's committed offsets, for the assigned partitions or for the named."""
         known = self._book.committed(self.group_id)
-        return {
-            TopicPartition(*tp): known.get(TopicPartition(*tp))
-            for tp in partitions or sorted(self._positions.sources)
-        }
+        found = {}
+        for tp in partitions or sorted(self._positions.sources):
+            offset = known.get(TopicPartition(*tp))
+            found[TopicPartition(*tp)] = offset if offset and offset.offset >= 0 else None
+        return found
 
     # ---- in a transaction ----
 

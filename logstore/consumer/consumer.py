@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 from logstore.clock import Clock, SystemClock
 from logstore.closeable import Closeable
 from logstore.config import ConfigError
-from logstore.consumer.assignors import Assign, Assignor, assignor_of
+from logstore.consumer.assignors import Assignor, assignor_of
 from logstore.consumer.committing import Committer
 from logstore.consumer.fetching import Fetcher
 from logstore.consumer.membership import Membership, MembershipSettings
@@ -40,6 +40,7 @@ from logstore.consumer.rebalancing import Moved, Rebalancer, Subscription, Topic
 from logstore.consumer.received import ReceivedRecord
 from logstore.consumer.source import Source
 from logstore.consumer.wakeup import Bell
+from logstore.coordinators.consumer_group.assignment import Assign
 from logstore.coordinators.group_coordinator import GroupCoordinator
 from logstore.coordinators.lag import Lag, lag_of
 from logstore.coordinators.offset_book import Offsets
@@ -199,6 +200,7 @@ class Consumer(Closeable):
             self._refresh()
         elif self._rebalancer.subscribe(subscription):
             self._offsets_log = self._coordinator.book.log_of(self._rebalancer.group_id)
+            # The end of a transaction is appended there: it may decide a position (see `place`).
             self._offsets_log.parts.view.listen(self._bell.ring)
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
@@ -249,7 +251,7 @@ class Consumer(Closeable):
             raise ValueError(f"max_records must be at least 1, not {max_records}")
         limit = self.timeout if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
-        self._fetcher.taken = {}
+        self._fetcher.taken = {}  # filled by `take`; read if an interrupt discards its records
         try:
             while True:
                 self._look_around()
@@ -282,6 +284,7 @@ class Consumer(Closeable):
         committer, rebalancer = self._committer, self._rebalancer
         membership = None if committer is None else committer.membership
         if rebalancer is not None:
+            # The lease depends on it: see `alive` in Rebalancer._join.
             rebalancer.thread = threading.current_thread()
         if membership is None or rebalancer is None:
             if self._subscription.topics and time.monotonic() >= self._refresh_due:
@@ -302,7 +305,7 @@ class Consumer(Closeable):
         if self._store.readonly:
             naps.append(LOOK_SECONDS)  # appends of another process do not ring the bell
         elif self._committer is None and not self._manual:
-            naps.append(REFRESH_SECONDS)
+            naps.append(REFRESH_SECONDS)  # a new topic or partition does not ring the bell
         if self._committer is not None and self._committer.auto:
             naps.append(max(0.01, self._committer.due - time.monotonic()))
         return min((nap for nap in naps if nap is not None), default=None)
@@ -341,7 +344,7 @@ class Consumer(Closeable):
 
     def seek(self, partition: tuple[str, int], offset: int | datetime.datetime | str) -> None:
         """Read on at an offset, "beginning", "end", or the first record at or after a datetime."""
-        self._positions.seek(self._source(partition), offset)
+        self._positions.seek(self._source(partition), offset)  # ends the run that is iterated
         self._fetcher.attention = True
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:

@@ -103,7 +103,7 @@ class Membership:
         self._partitions = partitions
         self._lock = threading.Lock()
         self._phase = OUT
-        self._attempt = 0
+        self._attempt = 0  # of the latest join; a reply to an earlier one is ignored
         self._closed = False
         # The partitions that the consumer reads, is about to read or is giving back, each with the
         # generation since which it holds it.  Only the consumer's thread changes it.
@@ -116,13 +116,14 @@ class Membership:
         self._assigned: tuple[TopicPartition, ...] | None = None  # of `generation`, not taken yet
         self._lost: str | None = None  # why the group removed this member, not taken yet
         self._failure: BaseException | None = None  # raised by every poll from now on
-        self._beat: Timeout | None = None
+        self._beat: Timeout | None = None  # set under the lock; `leave` cancels it
 
     # ---- for the consumer's thread ----
 
     def needs_to_join(self) -> str | None:
         """Return why the consumer has to join now; None if it need not."""
         with self._lock:
+            # An assignment that waits is taken first: a join would drop it.
             if self._closed or self._phase in (JOINING, SYNCING) or self._assigned is not None:
                 return None
             if self._phase == OUT:
@@ -140,6 +141,7 @@ class Membership:
                 raise self._failure
             assigned, self._assigned = self._assigned, None
             if assigned is not None:
+                # Partitions that it held before keep their older generation: see `holds`.
                 self._owned = {**dict.fromkeys(assigned, self.generation), **self._owned}
                 self._owned_generation = self.generation
             return assigned
@@ -215,6 +217,8 @@ class Membership:
                 self._beat = self.coordinator.timers.after(
                     settings.heartbeat_interval, self._heartbeat
                 )
+        # Without the lock from here on: `user_data` is code of the user; and the order is the lock
+        # of the group, then this one: the coordinator calls `holds` under its lock.
         protocols = [
             (
                 assignor.name,
@@ -246,6 +250,7 @@ class Membership:
         A reply to an earlier attempt is ignored.
         """
         with self._lock:
+            # Read once: `leave` may close the membership between the two uses.
             closed = self._closed
             if attempt != self._attempt and not closed:
                 return
@@ -269,6 +274,8 @@ class Membership:
         assignments: list[tuple[str, bytes]] = []
         if reply.leader == reply.member_id and not reply.skip_assignment:
             try:
+                # In the thread that completed the join phase, without any lock: an assignor is code
+                # of the user.
                 assignments = self._assign(reply)
             except BaseException as error:  # noqa: BLE001  of the user's assignor: `poll` raises it
                 with self._lock:
@@ -296,6 +303,7 @@ class Membership:
         partitions = self._partitions(topics)
         given = assignor.run(partitions, members)
         with self._lock:
+            # `_what_changed` compares it: a partition that was added makes the leader join again.
             self._led = partitions
         return [(m, Assignment(tuple(held)).encode()) for m, held in given.items()]
 
@@ -327,6 +335,8 @@ class Membership:
         self._lost = error
         self._assigned = None
         self._rejoin = None
+        # The next join is that of a new member.  `_owned` stays until the consumer takes the loss:
+        # it still reads these partitions.
         self.member_id, self.generation, self._owned_generation = "", -1, -1
         self._led = None
 
@@ -341,6 +351,8 @@ class Membership:
         with self._lock:
             if self._closed or self._phase != MEMBER:
                 return
+            # The heartbeat is sent without the lock; `_over` below finds out if the answer is
+            # outdated.
             member_id, generation = self.member_id, self.generation
         error = self._renew(member_id, generation, self._alive())
         if error == REBALANCE_IN_PROGRESS and not self._alive():
@@ -357,6 +369,8 @@ class Membership:
                 self._lose(f"{error}: {why}" if why else error)
             else:
                 return
+        # A cooperative member joins in this thread, and its consumer continues to read.  Otherwise
+        # the consumer has to give its partitions back first: its own thread joins.
         if error == REBALANCE_IN_PROGRESS and self.settings.cooperative:
             self.join("a rebalance is under way")
         self._attention()
@@ -388,6 +402,8 @@ class Membership:
             self._beat = self.coordinator.timers.after(
                 self.settings.heartbeat_interval, self._heartbeat
             )
+            # The next beat is armed before the work: an exception below does not end the
+            # heartbeats.
             member, member_id = self._phase == MEMBER, self.member_id
         if not self._alive():
             return  # the consumer was dropped: its session times out
@@ -422,6 +438,7 @@ class Membership:
         with self._lock:
             if self._closed:
                 return
+            # First: a heartbeat or a reply that arrives from now on begins nothing.
             self._closed = True
             member_id, beat = self.member_id, self._beat
             self._attempt += 1

@@ -75,6 +75,8 @@ class Positions:
         for tp in partitions:
             log = self._store[tp.topic][tp.partition]
             source = Source(tp, log, committed=self._committed_only, on_corrupt=self._on_corrupt)
+            # Before the first look: an append between the look and `listen` would not wake the
+            # consumer.
             source.log.parts.view.listen(self._bell.ring)
             self.sources[tp] = source
             self.turn.append(source)
@@ -100,6 +102,8 @@ class Positions:
         committed: Mapping[TopicPartition, CommittedOffset] = {}
         pending: set[TopicPartition] = set()
         if self._book is not None and self._group_id is not None:
+            # `pending` first: in the other order, a transaction that ends in between would be in
+            # neither.
             pending = self._book.pending(self._group_id)
             committed = self._book.committed(self._group_id)
         for source in lost:
@@ -109,7 +113,7 @@ class Positions:
                 # appended to __consumer_offsets, which rings the bell.
                 continue
             known = committed.get(tp)
-            if known is not None:
+            if known is not None and known.offset >= 0:
                 source.seek(known.offset)
                 source.committed_offset = known.offset
             else:
@@ -152,10 +156,11 @@ class Positions:
         run, source = self.run, self.running
         if run is None or source is None:
             return
-        run.end()
+        run.end()  # a loop that still holds the iterator gets no more records
         self.run = None
         before = self.run_began
         source.seek(max(before, run.next_offset))
+        # The last record is perhaps not processed: an auto-commit stops before it.
         if source.position != before:
             self.handed[source.partition] = max(before, run.next_offset - 1)
         self.running = None

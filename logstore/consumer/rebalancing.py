@@ -100,6 +100,7 @@ class Rebalancer:
         # The timers keep the Membership alive: a strong reference would keep the consumer, too.
         this = weakref.ref(self)
 
+        # These four may run in threads of other members, and of the timers.
         def attention() -> None:
             rebalancer = this()
             if rebalancer is not None:
@@ -109,6 +110,8 @@ class Rebalancer:
             rebalancer = this()
             if rebalancer is None or rebalancer.closed:
                 return False
+            # A thread that died without `close` cannot poll again: its partitions are given to
+            # others after the session time-out.
             return rebalancer.thread is None or rebalancer.thread.is_alive()
 
         def overdue() -> str:
@@ -116,6 +119,8 @@ class Rebalancer:
             if rebalancer is None:
                 return ""
             committer, fetcher = rebalancer._committer, rebalancer._fetcher
+            # Only wakes the consumer: a commit is done by its own thread, which knows the
+            # positions.
             if committer.auto and time.monotonic() >= committer.due:
                 fetcher.interrupt()
             return fetcher.overdue()
@@ -154,6 +159,7 @@ class Rebalancer:
         self._subscription = subscription
         membership = self._committer.membership
         if membership is not None:
+            # The next `coordinate` joins, in the thread of the consumer.
             membership.join_again("it subscribed to other topics")
             return False
         # Partitions that were chosen with `assign`: the group does not know of them.
@@ -177,6 +183,7 @@ class Rebalancer:
 
     def close(self) -> None:
         """Leave the group."""
+        # First: `alive` is False from now on, and no heartbeat renews the lease.
         self.closed = True
         if self._committer.membership is not None:
             self._committer.membership.leave("it was closed")
@@ -186,6 +193,7 @@ class Rebalancer:
         while True:
             # Before looking at the membership: a change after this line sets it again.
             self._fetcher.attention = False
+            # A loss first: it also drops an assignment that was not taken.
             lost = membership.take_loss()
             if lost is not None:
                 self._lose(lost)
@@ -193,6 +201,8 @@ class Rebalancer:
             if reason is not None:
                 if not self._settings.cooperative and self._positions.sources:
                     self._give_back(membership, list(self._positions.sources))
+                # Eager: the partitions are given back before the join, so none is read by two
+                # members.
                 membership.join(reason)
             try:
                 assigned = membership.take_assignment()
@@ -208,6 +218,7 @@ class Rebalancer:
         """Read the assigned partitions, and no others, even if a callback raises."""
         names = self._subscription.names()  # it may have changed since the assignment was made
         there = [tp for tp in assigned if tp.topic in names and self._positions.exists(tp)]
+        # As in Kafka, `on_revoked` is called before `on_assigned`.
         gone = [tp for tp in self._positions.sources if tp not in there]
         new = sorted(tp for tp in there if tp not in self._positions.sources)
         try:
@@ -227,6 +238,7 @@ class Rebalancer:
         """
         partitions = sorted(partitions)
         with contextlib.ExitStack() as then:
+            # Callbacks of an ExitStack run in reverse: the commit, `on_revoked`, `_let_go`.
             then.callback(self._let_go, membership, partitions)
             if self.on_revoked is not None:
                 then.callback(self.on_revoked, partitions)

@@ -40,7 +40,7 @@ class Source:
                  on_corrupt: str) -> None:  # fmt: skip
         self.partition = partition
         self.log = log
-        self.position: int | None = None
+        self.position: int | None = None  # None until the committed offset is known
         self.committed_offset = -1  # the offset that this consumer committed last
         self.paused = False
         self.pace = Pace()
@@ -53,7 +53,7 @@ class Source:
     @property
     def end(self) -> int:
         """The end of the records that may be read now, as `isolation` allows."""
-        return self.log.last_stable_offset if self._committed else self.log.end_offset
+        return self.log.last_stable_offset if self._committed else self.log.high_watermark
 
     def seek(self, position: int | None, cut: Cut | None = None) -> None:
         """Set the position.
@@ -79,6 +79,7 @@ class Source:
                 return records
             assert self._records is not None
             records.extend(itertools.islice(self._records, limit))
+        # The iterator cannot be continued after an error: the next call opens a new one.
         except BaseException:
             self._scan = self._records = None
             if not records:
@@ -104,6 +105,7 @@ class Source:
         if not self._open(position):
             return None
         log = self.log
+        # Within one segment the scan is a single C iterator: see Scan._only_segment_scan.
         ends = log.parts.view.segment_for(position).end_offset
         stop = min(self.end, position + limit, ends if ends > position else INT64_MAX)
         self._scan = self._records = None
@@ -123,9 +125,11 @@ class Source:
         """
         log = self.log
         end = self.end
+        # `end` was read first: a truncation after it is found here, one before it lowered `end`.
         if log.parts.view.cut is not self._cut:
             self._check_cuts(position)
         if position >= end:
+            # At the end exactly there is nothing yet; beyond it, the position is wrong.
             if position > log.end_offset:
                 raise self._outside(position)
             return False

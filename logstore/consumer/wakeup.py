@@ -26,7 +26,7 @@ class Bell:
         self._rung = False  # written under `_lock`, except by `clear`, which only the waiter calls
         self._lock = threading.Lock()
         self._wake = Wake()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # set while a task waits; under `_lock`
         self._task_wakes: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
@@ -56,6 +56,7 @@ class Bell:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
+            # A ring between the look above and this line has set the Wake: this returns at once.
             self._wake.wait(left)
 
     async def wait_in_loop(self, timeout: float | None) -> bool:
@@ -64,12 +65,13 @@ class Bell:
         with self._lock:
             if self._rung:
                 return True
+            # Under the lock: a ring after this line finds the future, one before it was seen above.
             waiting = self._task_wakes = loop.create_future()
             self._loop = loop
         try:
             await asyncio.wait_for(waiting, timeout)
         except TimeoutError:
-            return self._rung
+            return self._rung  # a ring may have been too late for the future
         finally:
             with self._lock:
                 self._loop = self._task_wakes = None

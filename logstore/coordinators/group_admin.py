@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from logstore.clock import Clock, SystemClock
 from logstore.config import ConfigError
+from logstore.coordinators.consumer_group.machine import ConsumerGroupMachine
+from logstore.coordinators.consumer_group.room import StoreTopics
 from logstore.coordinators.group_coordinator import GroupCoordinator
 from logstore.coordinators.group_events import GroupState, Transition
-from logstore.coordinators.group_protocol import Assignment, Subscription
+from logstore.coordinators.group_protocol import PROTOCOL_TYPE, Assignment, Subscription
 from logstore.coordinators.lag import Lag, lag_of
 from logstore.coordinators.offset_book import OffsetBook, Offsets, as_committed
 from logstore.coordinators.offset_records import CommittedOffset, GroupMetadata, TopicPartition
@@ -57,6 +59,7 @@ class GroupDescription:
     coordinator_partition: int
     members: tuple[GroupMemberDescription, ...]
     history: tuple[Transition, ...] = ()
+    group_type: str = "classic"  # or "consumer": a group of KIP-848, see `Groups.describe`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Groups:
 
     @property
     def _coordinator(self) -> GroupCoordinator:
+        # Looked up when it is needed: a readonly store has none, and can be inspected without it.
         return GroupCoordinator.of(self._store)
 
     # ---- inspecting ----
@@ -101,14 +105,25 @@ class Groups:
         return group_id in self.names()
 
     def describe(self, group_id: str) -> GroupDescription:
-        """Return state, members and history; the state of an unknown group is Dead, as in Kafka."""
+        """Return state, members and history; the state of an unknown group is Dead, as in Kafka.
+
+        Of a group of the consumer protocol, `generation` is the epoch, `protocol` the assignor, and
+        it has no leader and no history.
+        """
         number = self._book.partition_of(group_id) if self._book.partitions else 0
+        saved = self._book.consumer_group(group_id)
+        if saved is not None:
+            topics = StoreTopics(self._store)
+            return _consumer_description(
+                ConsumerGroupMachine(group_id, topics, state=saved), number
+            )
         if self._store.readonly:
             known = self._book.knows(group_id)
             metadata = self._book.metadata(group_id) or GroupMetadata("", 0, None, None)
             state = GroupState.STABLE if metadata.members else GroupState.EMPTY
             history: tuple[Transition, ...] = ()
         else:
+            # One lock for all reads: state, members and history belong to one moment.
             with self._coordinator.locked(group_id) as machine:
                 known = bool(machine.members or machine.history) or self._book.knows(group_id)
                 metadata, state = machine.metadata(), machine.state
@@ -149,7 +164,7 @@ class Groups:
         found = {}
         for tp, committed in sorted(self.committed(group_id).items()):
             log = self._log(tp)
-            if log is not None:
+            if log is not None and committed.offset >= 0:
                 found[tp] = lag_of(log, committed.offset, now_ms=now)
         return found
 
@@ -181,11 +196,11 @@ class Groups:
 
     def delete(self, group_id: str) -> None:
         """Remove a group and its committed offsets.  Raises RebalanceError if it has members."""
-        self._coordinator.delete_group(group_id)
+        self._coordinator.delete_group(group_id).result()
 
     def delete_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
         """Delete committed offsets.  Raises RebalanceError if a member reads one of the topics."""
-        self._coordinator.delete_offsets(group_id, partitions)
+        self._coordinator.delete_offsets(group_id, partitions).result()
 
     def remove_member(
         self, group_id: str, *, member_id: str = "", instance_id: str | None = None,
@@ -259,7 +274,7 @@ class Groups:
         resets = []
         for tp in sorted(chosen):
             log = self._store[tp.topic][tp.partition]
-            start, end = log.start_offset, log.end_offset
+            start, end = log.start_offset, log.high_watermark
             known = before.get(tp)
             if file is not None:
                 target = wanted[tp]
@@ -273,11 +288,14 @@ class Groups:
                 target = (end if known is None else known.offset) + (shift or 0)
             else:
                 target = start if to == "earliest" else end
+            # As Kafka's tool does; retention may still pass the offset before a member reads there.
             after = min(max(target, start), end)
             resets.append(
                 OffsetReset(tp, None if known is None else known.offset, after, start, end)
             )
         if not dry_run and resets:
+            # One append for all partitions.  The coordinator refuses it if a member has joined
+            # since.
             self._coordinator.commit(group_id, {each.partition: each.after for each in resets})
         return resets
 
@@ -299,6 +317,24 @@ class Groups:
 
     def __repr__(self) -> str:
         return f"<Groups of {str(self._store.path)!r}>"
+
+
+def _consumer_description(machine: ConsumerGroupMachine, number: int) -> GroupDescription:
+    members = tuple(
+        GroupMemberDescription(
+            member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            tuple(sorted(machine.topics_of(member_id))),
+            tuple(machine.named(machine.current(member_id).assigned)),
+        )
+        for member_id, member in machine.members.items()
+    )
+    return GroupDescription(
+        machine.group_id, machine.state_name, machine.epoch, PROTOCOL_TYPE, machine.assignor, None,
+        number, members, group_type="consumer",
+    )  # fmt: skip
 
 
 def _span(ago: datetime.timedelta | float) -> datetime.timedelta:

@@ -5,119 +5,56 @@ and delivers its replies.  A store that is open for writing has one coordinator.
 same process and call it directly, so a member learns of a rebalance at once (a *nudge*) and not by
 its next heartbeat.
 
-A group is loaded from the log at its first use.  Members of a process that has ended are removed
-then; static members are removed after their session's time-out.
+GroupRooms, its base, has the groups in memory.  Here are the requests: of members, for offsets, and
+of operators.  Methods that end in ``_later`` return before other nodes have committed the records.
 
-Threads share it.  The lock of a group (`_Room.lock`) is taken before the coordinator's `_lock` and
-before those of the OffsetBook.  Replies and nudges are called while no lock is held, because they
-call back into the coordinator.
+Threads share it.  Replies and nudges are called while no lock is held, because they call back into
+the coordinator.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import functools
-import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from logstore.clock import Clock, GuardedClock, SystemClock
-from logstore.closeable import Closeable
-from logstore.config import ConfigError
+from logstore.clock import GuardedClock, SystemClock
+from logstore.coordinators.consumer_group.room import GroupRoom, explain
+from logstore.coordinators.consumer_group.rooms import IN_PROCESS, GroupRooms
 from logstore.coordinators.group_events import (
-    COORDINATOR_NOT_AVAILABLE,
-    FENCED_INSTANCE_ID,
-    GROUP_MAX_SIZE_REACHED,
-    ILLEGAL_GENERATION,
+    COORDINATOR_LOAD_IN_PROGRESS,
     INCONSISTENT_GROUP_PROTOCOL,
-    INVALID_SESSION_TIMEOUT,
-    REBALANCE_IN_PROGRESS,
-    UNKNOWN_MEMBER_ID,
     Answer,
-    Arm,
-    Disarm,
     Effect,
-    GroupConfig,
-    GroupState,
     JoinReply,
-    Nudge,
     Request,
-    StoreGroup,
     SyncReply,
 )
 from logstore.coordinators.group_machine import GroupMachine
-from logstore.coordinators.group_protocol import PROTOCOL_TYPE, Subscription
-from logstore.coordinators.offset_book import Guard, OffsetBook, Offsets
-from logstore.coordinators.offset_records import TopicPartition, check_text
-from logstore.errors import ClosedError, LogStoreError, ReadOnlyError, RebalanceError
+from logstore.coordinators.group_protocol import PROTOCOL_TYPE
+from logstore.coordinators.offset_book import Guard, Offsets
+from logstore.coordinators.offset_records import TopicPartition
+from logstore.coordinators.quorum.outcome import Outcome
+from logstore.errors import ClosedError, CoordinatorError, RebalanceError
 from logstore.store.store import Store
-from logstore.timers import Timeout, Timers
-from logstore.waking import uninterrupted
 
 __all__ = ["GroupCoordinator", "explain"]
 
-log = logging.getLogger("logstore.groups")
-
-# The client host of members of this process.  After a restart, members with this host are gone.
-IN_PROCESS = "/in-process"
 OFFSETS_RETENTION_MS = 7 * 86_400_000
 EXPIRY_SECONDS = 600.0
 
-_WORDS = {
-    UNKNOWN_MEMBER_ID: "the member is not in the group any more",
-    ILLEGAL_GENERATION: "a rebalance has begun a new generation since",
-    REBALANCE_IN_PROGRESS: "a rebalance is under way; poll, and try again",
-    FENCED_INSTANCE_ID: "another consumer has taken over the same instance_id",
-    INCONSISTENT_GROUP_PROTOCOL: "no assignor that all its members know: give this one theirs",
-    INVALID_SESSION_TIMEOUT: "session_timeout is outside of what the group allows",
-    GROUP_MAX_SIZE_REACHED: "it is full",
-    COORDINATOR_NOT_AVAILABLE: "it was deleted, or the store is being closed",
-}
 
-
-def explain(group: str, code: str, more: str = "") -> RebalanceError:
-    """Return the exception for one of Kafka's error names."""
-    reason = _WORDS.get(code, "refused")
-    return RebalanceError(f"{reason}; {more}" if more else reason, group=group, code=code)
-
-
-class _Room:
-    """One group of the coordinator: its machine, lock and timers.  `lock` guards all fields."""
-
-    def __init__(self, machine: GroupMachine) -> None:
-        self.machine = machine
-        self.lock = threading.RLock()
-        self.timeouts: dict[tuple[str, str], Timeout] = {}
-        self.nudges: dict[str, Callable[[], None]] = {}  # by member id
-        self.expelled: dict[str, str] = {}  # why members were removed by `expel`, by member id
-
-
-class GroupCoordinator(Closeable):
-    """The groups of one store: `GroupCoordinator.of`.
-
-    `config` may be replaced at any time; groups that are loaded later use it.
-    """
+class GroupCoordinator(GroupRooms):
+    """The groups of one store: `GroupCoordinator.of`."""
 
     def __init__(self, store: Store) -> None:
         """Use `GroupCoordinator.of`."""
-        if store.readonly:
-            raise ReadOnlyError(
-                f"{store.path} was opened with readonly=True: a consumer without group_id can read "
-                f"it, members of a group need the store open for writing"
-            )
-        self.store = store
-        self.book = OffsetBook.of(store)
-        self.clock: Clock = store.clock or SystemClock()
+        super().__init__(store)
         self._guarded_clock = GuardedClock.of(store.clock)
-        self.timers = Timers(self.clock, name="logstore groups")
-        self.config = GroupConfig(initial_rebalance_delay_ms=0, min_session_timeout_ms=10)
         self.offsets_retention_ms = OFFSETS_RETENTION_MS
-        self._lock = threading.Lock()
-        self._rooms: dict[str, _Room] = {}
-        self._closed = False
         self._worker: concurrent.futures.ThreadPoolExecutor | None = None
         self.timers.after(EXPIRY_SECONDS, self._expire_regularly)
+        # With an injected clock, a test runs the timers: `timers.run_due`.
         if isinstance(self.clock, SystemClock):
             self.timers.start()
 
@@ -127,23 +64,10 @@ class GroupCoordinator(Closeable):
         return store.companions.of(cls)
 
     def close(self) -> None:
-        """End all groups in memory and answer their waiting requests; the log keeps the groups."""
-        with self._lock:
-            self._closed = True
-            rooms = list(self._rooms.values())
-            worker = self._worker
-        self.timers.close()
-        for room in rooms:
-            with room.lock:
-                if room.machine.state is not GroupState.DEAD:
-                    effects = room.machine.kill(self.clock.time_ms(), "the store is being closed")
-                    later = self._carry_out(room, effects)
-                else:
-                    later = []
-            for call in later:
-                call()
-        if worker is not None:
-            worker.shutdown(wait=True)
+        """End all groups in memory, and wait for commits of the background thread."""
+        super().close()
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)  # commits that were handed over are written
 
     def in_background(self, act: Callable[[], None]) -> concurrent.futures.Future[None]:
         """Call `act` in the background thread; calls are done one by one, in the order given."""
@@ -153,113 +77,6 @@ class GroupCoordinator(Closeable):
             if self._worker is None:
                 self._worker = concurrent.futures.ThreadPoolExecutor(1, "logstore commits")
             return self._worker.submit(act)
-
-    # ---- groups ----
-
-    def _room(self, group_id: str) -> _Room:
-        """Return a group; load it from the log at its first use."""
-        if not check_text("a group's name", group_id):
-            raise ConfigError("a group has a name, not ''")
-        with self._lock:
-            if self._closed:
-                raise ClosedError(f"the store {self.store.path} is closed")
-            room = self._rooms.get(group_id)
-        return uninterrupted(lambda: self._load_room(group_id)) if room is None else room
-
-    def _load_room(self, group_id: str) -> _Room:
-        with self._lock:
-            room = self._rooms.get(group_id)
-            if room is not None:
-                return room
-            machine = GroupMachine(group_id, self.config, now_ms=self.clock.time_ms())
-            room = self._rooms[group_id] = _Room(machine)
-            room.lock.acquire()
-        # The group is visible, and locked until it is loaded.  Its lock was taken under `_lock`,
-        # against the order of locks, but no other thread could hold it yet.  Now `_lock` is free:
-        # other threads can use other groups, and a thread that wants this one waits.
-        try:
-            metadata = self.book.metadata(group_id)
-            if metadata is not None:
-                now = self.clock.time_ms()
-                self._carry_out(room, room.machine.load(metadata, now))
-                for member in metadata.members:
-                    if member.client_host == IN_PROCESS and member.instance_id is None:
-                        _, effects = room.machine.leave(
-                            now, member_id=member.member_id, reason="its process is gone"
-                        )
-                        self._carry_out(room, effects)
-        except BaseException:
-            with self._lock:
-                del self._rooms[group_id]
-            raise
-        finally:
-            room.lock.release()
-        return room
-
-    def _act(self, group_id: str, event: Callable[[GroupMachine, int], list[Effect]]) -> None:
-        # An interrupt between two effects would leave members waiting for ever for a reply.
-        uninterrupted(lambda: self._act_now(group_id, event))
-
-    def _act_now(self, group_id: str, event: Callable[[GroupMachine, int], list[Effect]]) -> None:
-        room = self._room(group_id)
-        with room.lock:
-            later = self._carry_out(room, event(room.machine, self.clock.time_ms()))
-        for call in later:
-            call()
-
-    def _carry_out(self, room: _Room, effects: list[Effect]) -> list[Callable[[], object]]:
-        """Carry out effects, with the group's lock held.
-
-        Return the calls of members that the caller has to make after it has released the lock.
-        """
-        later: list[Callable[[], object]] = []
-        queue = list(effects)
-        while queue:
-            effect = queue.pop(0)
-            if isinstance(effect, Arm):
-                self._disarm(room, effect.key)
-                expired = functools.partial(self._expired, room, effect.key)
-                room.timeouts[effect.key] = self.timers.after(effect.delay_ms / 1000, expired)
-            elif isinstance(effect, Disarm):
-                self._disarm(room, effect.key)
-            elif isinstance(effect, StoreGroup):
-                queue += self._write(room, effect)
-            elif isinstance(effect, Answer):
-                later.append(functools.partial(effect.request.done, effect.reply))
-            elif isinstance(effect, Nudge):
-                nudge = room.nudges.get(effect.member_id)
-                if nudge is not None:
-                    later.append(nudge)
-        # A member that was removed is nudged once more: its heartbeat then gets the error.
-        for member_id in [m for m in room.nudges if m not in room.machine.members]:
-            later.append(room.nudges.pop(member_id))
-        return later
-
-    def _disarm(self, room: _Room, key: tuple[str, str]) -> None:
-        timeout = room.timeouts.pop(key, None)
-        if timeout is not None:
-            self.timers.cancel(timeout)
-
-    def _write(self, room: _Room, effect: StoreGroup) -> list[Effect]:
-        """Write the group's record, and return the effects of `stored`."""
-        error = ""
-        try:
-            self.book.write_group(room.machine.group_id, effect.metadata)
-        except (LogStoreError, OSError) as failure:
-            error = str(failure)
-            log.warning("group %s could not be written: %s", room.machine.group_id, error)
-        return room.machine.stored(self.clock.time_ms(), error)
-
-    def _expired(self, room: _Room, key: tuple[str, str]) -> None:
-        with room.lock:
-            timeout = room.timeouts.get(key)
-            if timeout is None or timeout.pending:
-                return  # cancelled or set again before this thread got the lock
-            del room.timeouts[key]
-            now = self.clock.time_ms()
-            later = self._carry_out(room, room.machine.expire(key, now))
-        for call in later:
-            call()
 
     # ---- requests of members ----
 
@@ -291,14 +108,17 @@ class GroupCoordinator(Closeable):
             assert isinstance(reply, JoinReply)
             if not reply.error and nudge is not None:
                 with room.lock:
-                    if reply.member_id in room.machine.members:
+                    if reply.member_id in room.machine.members:  # not removed since
                         room.nudges[reply.member_id] = nudge
             done(reply)
 
         room = self._room(group_id)
-        self._act(
-            group_id,
-            lambda machine, now: machine.join(
+
+        def event(machine: GroupMachine, now: int) -> list[Effect]:
+            refused = self._make_classic(room)
+            if refused:
+                return [Answer(Request(answer), JoinReply(member_id, refused))]
+            return machine.join(
                 Request(answer),
                 now,
                 member_id=member_id,
@@ -311,8 +131,9 @@ class GroupCoordinator(Closeable):
                 protocols=protocols,
                 id_first=id_first,
                 reason=reason,
-            ),
-        )
+            )
+
+        self._act(group_id, event)
 
     def sync(
         self,
@@ -373,6 +194,19 @@ class GroupCoordinator(Closeable):
         reason: str = "",
     ) -> str:
         """Remove a member; return "" or an error."""
+        return self.leave_later(
+            group_id, member_id=member_id, instance_id=instance_id, reason=reason
+        ).result()
+
+    def leave_later(
+        self,
+        group_id: str,
+        *,
+        member_id: str = "",
+        instance_id: str | None = None,
+        reason: str = "",
+    ) -> Outcome[str]:
+        """Remove a member; the outcome is "" or an error."""
         error = ""
 
         def event(machine: GroupMachine, now: int) -> list[Effect]:
@@ -382,28 +216,60 @@ class GroupCoordinator(Closeable):
             )
             return effects
 
+        room = self._room(group_id)
+        if self._is_consumer_group(room):
+            left: Outcome[str] = Outcome()
+            turn = self.consume_later(
+                room, lambda m, _: m.remove(member_id=member_id, instance_id=instance_id)
+            )
+
+            def ended() -> None:
+                error = turn.error
+                left.settle(error.code if isinstance(error, RebalanceError) else error or "")
+
+            turn.then(ended)
+            return left
         self._act(group_id, event)
-        return error
+        return Outcome.of(error)
 
     def expel(self, group_id: str, member_id: str, reason: str) -> None:
         """Remove a member, and keep the reason for its next heartbeat or commit."""
         room = self._room(group_id)
         with room.lock:
-            room.expelled[member_id] = reason
+            room.expelled[member_id] = reason  # before the member can ask why
         self.leave(group_id, member_id=member_id, reason=reason)
 
     def rebalance(self, group_id: str, reason: str) -> None:
-        """Have all members of a group join again."""
+        """Have all members of a group join again, or the server's assignor run again."""
+        room = self._room(group_id)
+        if self._is_consumer_group(room):
+            self.consume(room, lambda machine, now: machine.rebalance())
+            return
         self._act(group_id, lambda machine, now: machine.rebalance(now, reason))
 
     def why_out(self, group_id: str, member_id: str) -> str:
         """Return why `expel` removed a member; "" if it did not."""
-        return self._room(group_id).expelled.get(member_id, "")
+        return self._room(group_id).expelled.get(member_id, "")  # one lookup: no lock
+
+    # ---- groups of the consumer protocol; their heartbeats are in `ConsumerGroups` ----
+
+    def _make_classic(self, room: GroupRoom) -> str:
+        """Give a group without members the classic protocol; return "" or an error."""
+        if room.consumer is not None:
+            if room.turns:
+                return COORDINATOR_LOAD_IN_PROGRESS  # its members are not known yet: try again
+            if room.consumer.members:
+                return INCONSISTENT_GROUP_PROTOCOL
+            # Records that follow are after the tombstones in the log: they are not waited for.
+            self.book.delete_group(room.machine.group_id, with_offsets=False).check()
+            room.consumer = None
+        return ""
 
     # ---- offsets ----
 
-    def _may_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None,
-                    transactional: bool, held: Callable[[], bool]) -> Guard:  # fmt: skip
+    def _may_commit(self, group_id: str, offsets: Offsets, member_id: str, generation: int,
+                    instance_id: str | None, transactional: bool,
+                    held: Callable[[], bool]) -> Guard:  # fmt: skip
         """Return the guard of a commit: the book calls `check` and appends under the lock.
 
         So no rebalance can begin between the check and the append.
@@ -411,15 +277,10 @@ class GroupCoordinator(Closeable):
         room = self._room(group_id)
 
         def check() -> None:
-            error = room.machine.check_commit(
-                member_id, generation, instance_id, transactional=transactional, held=held()
-            )
-            if error:
-                more = room.expelled.get(member_id, "")
-                if not member_id and not more:
-                    count = len(room.machine.members)
-                    more = f"it has {count} members: only they commit; stop them first"
-                raise explain(group_id, error, more)
+            room.check_commit(
+                member_id, generation, instance_id, offsets, transactional=transactional,
+                held=held(),
+            )  # fmt: skip
 
         return Guard(room.lock, check)
 
@@ -439,8 +300,32 @@ class GroupCoordinator(Closeable):
         partitions since `generation`.  Raises RebalanceError if the group does not allow the
         commit; then nothing was committed.
         """
-        guard = self._may_commit(group_id, member_id, generation, instance_id, False, held)
-        self.book.commit(group_id, offsets, guard=guard)
+        self.commit_later(
+            group_id, offsets, member_id=member_id, generation=generation, instance_id=instance_id,
+            held=held,
+        ).result()  # fmt: skip
+
+    def commit_later(
+        self,
+        group_id: str,
+        offsets: Offsets,
+        *,
+        member_id: str = "",
+        generation: int = -1,
+        instance_id: str | None = None,
+        held: Callable[[], bool] = lambda: False,
+        producer: tuple[int, int] | None = None,
+    ) -> Outcome[range]:
+        """Like `commit`, or with `producer` like `commit_in_transaction`, without waiting."""
+        within = producer is not None
+        guard = self._may_commit(
+            group_id, offsets, member_id, generation, instance_id, within, held
+        )
+        if producer is None:
+            return self.book.commit_later(group_id, offsets, guard=guard)
+        return self.book.commit_in_transaction_later(
+            group_id, offsets, producer=producer, guard=guard
+        )
 
     def commit_in_transaction(
         self,
@@ -455,77 +340,47 @@ class GroupCoordinator(Closeable):
         held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Like `OffsetBook.commit_in_transaction`; raise RebalanceError if the group refuses."""
-        guard = self._may_commit(group_id, member_id, generation, instance_id, True, held)
-        self.book.commit_in_transaction(
-            group_id, offsets, producer_id=producer_id, producer_epoch=producer_epoch, guard=guard
-        )
+        self.commit_later(
+            group_id, offsets, member_id=member_id, generation=generation, instance_id=instance_id,
+            held=held, producer=(producer_id, producer_epoch),
+        ).result()  # fmt: skip
 
     # ---- administration ----
 
-    def knows(self, group_id: str) -> bool:
-        """Return whether there is such a group: in memory, or with a record in the log."""
-        with self._lock:
-            if group_id in self._rooms:
-                return True
-        return self.book.knows(group_id)
-
-    def machine(self, group_id: str) -> GroupMachine:
-        """Return the group's machine; use it only under `locked`."""
-        return self._room(group_id).machine
-
-    @contextlib.contextmanager
-    def locked(self, group_id: str) -> Iterator[GroupMachine]:
-        """Hold the group's lock, and yield its machine: no other thread changes it."""
-        room = self._room(group_id)
-        with room.lock:
-            yield room.machine
-
-    def group_ids(self) -> list[str]:
-        """Return the names of all groups: with members now, or with a record in the log."""
-        with self._lock:
-            live = [name for name, room in self._rooms.items() if room.machine.members]
-        return sorted({*live, *self.book.groups()})
-
-    def delete_group(self, group_id: str) -> None:
+    def delete_group(self, group_id: str) -> Outcome[range]:
         """Remove a group and its offsets.  Raises RebalanceError if it has members."""
         room = self._room(group_id)
         with room.lock:
-            if room.machine.state is not GroupState.EMPTY:
+            if not room.empty:
                 raise RebalanceError(
-                    f"it has {len(room.machine.members)} members: close them first",
+                    f"it has {room.member_count} members: close them first",
                     group=group_id, code="NON_EMPTY_GROUP",
                 )  # fmt: skip
-            self.book.delete_group(group_id)
-            self._carry_out(room, room.machine.kill(self.clock.time_ms(), "deleted"))
+            # The tombstones first: if the append fails, the group stays as it was.
+            deleted = self.book.delete_group(group_id)
+            killed = room.machine.kill(self.clock.time_ms(), "deleted")
+            calls = self._effects.carry_out(room, killed)
             with self._lock:
                 self._rooms.pop(group_id, None)
+        for call in calls:
+            call()
+        return deleted
 
-    def delete_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+    def delete_offsets(
+        self, group_id: str, partitions: Iterable[tuple[str, int]]
+    ) -> Outcome[range]:
         """Delete committed offsets.  Raises RebalanceError if a member reads one of the topics."""
         wanted = [TopicPartition(*each) for each in partitions]
-        with self.locked(group_id) as machine:
-            read = self.subscribed(machine)
+        room = self._room(group_id)
+        with room.lock:
+            read = room.subscribed()
             taken = sorted({tp.topic for tp in wanted if read is None or tp.topic in read})
-            if machine.members and taken:
+            if taken:
                 raise RebalanceError(
                     f"its members read {', '.join(taken)}: close them first",
                     group=group_id, code="GROUP_SUBSCRIBED_TO_TOPIC",
                 )  # fmt: skip
-            self.book.delete_offsets(group_id, wanted)
-
-    @staticmethod
-    def subscribed(machine: GroupMachine) -> set[str] | None:
-        """Return the topics that the members subscribed to; None if they cannot be decoded."""
-        if machine.protocol_type != PROTOCOL_TYPE:
-            return None
-        topics: set[str] = set()
-        for member in machine.members.values():
-            for _, raw in member.protocols:
-                try:
-                    topics.update(Subscription.decode(raw).topics)
-                except LogStoreError:
-                    return None
-        return topics
+            return self.book.delete_offsets(group_id, wanted)
 
     # ---- expiry ----
 
@@ -543,47 +398,24 @@ class GroupCoordinator(Closeable):
         now = self._guarded_clock.now_ms() if now_ms is None else now_ms
         gone: dict[str, list[TopicPartition]] = {}
         for group_id in self.book.groups():
-            with self.locked(group_id) as machine:
-                expired = self._expired_offsets(machine, now)
+            with contextlib.suppress(CoordinatorError):  # another node coordinates it by now
+                expired = self._expire_group(self._room(group_id), now)
                 if expired:
                     gone[group_id] = expired
-                    self.book.delete_offsets(group_id, expired)
-                if self._is_over(machine, now, bool(expired)):
-                    self.book.write_group(group_id, None)
-                    machine.kill(now, "nothing is left of it")
-                    with self._lock:
-                        self._rooms.pop(group_id, None)
         return gone
 
-    def _is_over(self, machine: GroupMachine, now: int, expired: bool) -> bool:
-        """Return whether a group has neither members nor offsets, for the retention time."""
-        if machine.state is not GroupState.EMPTY or machine.members.pending:
-            return False
-        if self.book.committed(machine.group_id) or self.book.pending(machine.group_id):
-            return False
-        return expired or machine.state_since_ms + self.offsets_retention_ms <= now
-
-    def _expired_offsets(self, machine: GroupMachine, now: int) -> list[TopicPartition]:
-        retention = self.offsets_retention_ms
-        pending = self.book.pending(machine.group_id)
-        read = self.subscribed(machine) if machine.members else set()
-        found = []
-        for tp, committed in self.book.committed(machine.group_id).items():
-            if tp in pending:
-                continue
-            if committed.expires >= 0:
-                over = now >= committed.expires
-            elif machine.state is GroupState.EMPTY:
-                known = machine.protocol_type is not None
-                since = machine.state_since_ms if known else committed.timestamp
-                over = max(since, committed.timestamp) + retention <= now
-            elif machine.state is GroupState.STABLE and read is not None:
-                over = tp.topic not in read and committed.timestamp + retention <= now
-            else:
-                over = False
-            if over:
-                found.append(tp)
-        return sorted(found)
+    def _expire_group(self, room: GroupRoom, now: int) -> list[TopicPartition]:
+        group_id = room.machine.group_id
+        with room.lock:
+            expired = room.expired_offsets(self.book, now, self.offsets_retention_ms)
+            if expired:
+                self.book.delete_offsets(group_id, expired)
+            if room.is_over(self.book, now, self.offsets_retention_ms, bool(expired)):
+                self.book.delete_group(group_id, with_offsets=False)
+                room.machine.kill(now, "nothing is left of it")
+                with self._lock:
+                    self._rooms.pop(group_id, None)
+        return expired
 
     def __repr__(self) -> str:
         return f"<GroupCoordinator of {len(self._rooms)} groups in {str(self.store.path)!r}>"

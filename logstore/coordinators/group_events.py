@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
+from logstore.coordinators.consumer_group.records import ConsumerGroupKey, Value
 from logstore.coordinators.offset_records import GroupMetadata, MemberMetadata
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Nudge",
     "Request",
     "StoreGroup",
+    "StoreRecords",
     "SyncReply",
     "Transition",
 ]
@@ -51,6 +53,10 @@ INVALID_SESSION_TIMEOUT = "INVALID_SESSION_TIMEOUT"
 GROUP_MAX_SIZE_REACHED = "GROUP_MAX_SIZE_REACHED"
 
 COORDINATOR_NOT_AVAILABLE = "COORDINATOR_NOT_AVAILABLE"
+
+COORDINATOR_LOAD_IN_PROGRESS = "COORDINATOR_LOAD_IN_PROGRESS"
+
+NOT_COORDINATOR = "NOT_COORDINATOR"
 
 
 class GroupState(enum.Enum):
@@ -174,13 +180,20 @@ class StoreGroup:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StoreRecords:
+    """Effect: write records of a consumer group, all or none, before any other effect."""
+
+    records: tuple[tuple[ConsumerGroupKey, Value | None], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Nudge:
     """Effect: make a member join again now, without waiting for its next heartbeat."""
 
     member_id: str
 
 
-Effect: TypeAlias = Answer | Arm | Disarm | StoreGroup | Nudge
+Effect: TypeAlias = Answer | Arm | Disarm | StoreGroup | StoreRecords | Nudge
 
 
 @dataclasses.dataclass(slots=True)
@@ -253,6 +266,7 @@ class Members(Mapping[str, Member]):
                 generation=metadata.generation,
             )  # fmt: skip
             self._put(member)
+        # Not by `add`: the record decides, even if its leader is none of the members.
         self.leader = metadata.leader
 
     def saved(self, protocol: str | None) -> tuple[MemberMetadata, ...]:
@@ -280,6 +294,8 @@ class Members(Mapping[str, Member]):
     def replace(self, old_id: str, new: Member) -> None:
         """Put a static member in the place of its former id; the order of joining stays."""
         assert new.instance_id is not None
+        # Built again: an insertion would move the member to the end, and the order of joining
+        # decides which member leads next.
         self._by_id = {
             (new.member_id if key == old_id else key): (new if key == old_id else member)
             for key, member in self._by_id.items()
@@ -292,6 +308,7 @@ class Members(Mapping[str, Member]):
         """Remove a member; if it was the leader, the member that joined first leads."""
         self._by_id.pop(member.member_id, None)
         instance_id = member.instance_id
+        # A static member that came back has replaced this id: leave its entry.
         if instance_id is not None and self.static.get(instance_id) == member.member_id:
             del self.static[instance_id]
         if self.leader == member.member_id:
@@ -337,6 +354,7 @@ class Members(Mapping[str, Member]):
 
     def all_joined(self) -> bool:
         """Return whether the join of each member, and of each pending id, is here."""
+        # A pending id counts: its owner joins again at once, or a timer drops the id.
         return not self.pending and all(m.joining is not None for m in self._by_id.values())
 
     def allow(

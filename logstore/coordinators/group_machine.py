@@ -235,8 +235,7 @@ class GroupMachine:
         if old_id in self.unsynced:
             self.unsynced = {*self.unsynced, new_id} - {old_id}
         self._effects.append(Disarm(("session", old_id)))
-        why = f"static member {instance_id} came back as {new_id}"
-        why += f" ({reason})" if reason else ""
+        why = f"static member {instance_id} came back as {new_id}" + (f" ({reason})" * bool(reason))
         protocol = self.members.choose_protocol(self.protocol or "")
         if self.state is GroupState.STABLE and protocol == self.protocol:
             # No rebalance: the assignment stays valid, only the record needs the new id.
@@ -386,9 +385,13 @@ class GroupMachine:
             self._effects.append(StoreGroup(self.metadata()))
         return self._take()
 
-    def stored(self, now_ms: int, error: str = "") -> list[Effect]:
-        """Handle the end of a StoreGroup: the record is in the log, or `error` is the reason."""
-        if self.state is not GroupState.COMPLETING_REBALANCE or not self._storing:
+    def stored(self, now_ms: int, error: str = "", generation: int = -1) -> list[Effect]:
+        """Handle the end of a StoreGroup: the record is in the log, or `error` is the reason.
+
+        `generation`: that of the record; -1 is the group's.  The record may be of an earlier one.
+        """
+        late = not self._storing or generation not in (-1, self.generation)
+        if self.state is not GroupState.COMPLETING_REBALANCE or late:
             return self._take()
         self._storing = False
         if error:
@@ -508,23 +511,20 @@ class GroupMachine:
                 self._remove(member, now_ms, f"{member_id} was not heard of for "
                              f"{member.session_timeout_ms} ms")  # fmt: skip
         elif key == JOIN and self.state is GroupState.PREPARING_REBALANCE:
-            if self._initial_waits and not self.members.all_joined():
+            first, self._initial_waits = self._initial_waits, False
+            if first and not self.members.all_joined():
                 # A pending id has not joined yet: wait for it until the deadline.
-                self._initial_waits = False
-                left = max(1, self._join_deadline_ms - now_ms)
-                self._effects.append(Arm(JOIN, left))
+                self._effects.append(Arm(JOIN, max(1, self._join_deadline_ms - now_ms)))
             else:
-                over = self._initial_waits
-                self._initial_waits = False
                 self._complete_join(
-                    now_ms, "the first members joined" if over else "the time to join is up"
+                    now_ms, "the first members joined" if first else "the time to join is up"
                 )
         elif key == SYNC and self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             late = [m for m in self.members.values() if m.member_id in self.unsynced]
             for member in late:
                 self._forget(member)
-            names = ", ".join(member.member_id for member in late)
             if late:
+                names = ", ".join(member.member_id for member in late)
                 self._prepare(now_ms, f"{names} did not ask for an assignment in time")
         return self._take()
 
@@ -534,10 +534,10 @@ class GroupMachine:
             self._prepare(now_ms, reason)
         return self._take()
 
-    def kill(self, now_ms: int, reason: str) -> list[Effect]:
+    def kill(self, now_ms: int, reason: str, error: str = "") -> list[Effect]:
         """End the group: remove all members, answer their requests with an error."""
         for member in list(self.members.values()):
-            self._forget(member, COORDINATOR_NOT_AVAILABLE)
+            self._forget(member, error or COORDINATOR_NOT_AVAILABLE)
         for member_id in list(self.members.pending):
             self._forget_pending(member_id)
         self._effects += [Disarm(JOIN), Disarm(SYNC)]

@@ -44,6 +44,7 @@ def _version(fields: FieldReader, what: str) -> int:
     version = fields.int16()
     if version < 0:
         raise InvalidRecordError(f"{what} of version {version}")
+    # A newer version only adds fields at the end, which are not read.
     return min(version, VERSION)
 
 
@@ -91,6 +92,7 @@ class Assignment:
     @classmethod
     def decode(cls, raw: bytes) -> Assignment:
         """Decode an assignment; no bytes are an empty one.  Raises InvalidRecordError."""
+        # A member that the leader left out gets no bytes.
         if not raw:
             return cls()
         fields = FieldReader(raw)

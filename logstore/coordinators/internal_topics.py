@@ -24,6 +24,8 @@ __all__ = [
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
+# Kafka's default.  The count decides in which partition a group is: a topic that exists keeps its
+# own.
 PARTITIONS = 50
 SEGMENT_BYTES = 4 << 20  # about 40,000 commits
 INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
@@ -46,10 +48,12 @@ def coordinator_partition(name: str, partitions: int) -> int:
     >>> coordinator_partition("group1", 50), coordinator_partition("my-group", 50)
     (40, 12)
     """
+    # Java's String.hashCode counts UTF-16 units, and wraps at 32 bits.
     units = name.encode("utf-16-be", "surrogatepass")
     code = 0
     for high, low in zip(units[::2], units[1::2], strict=True):
         code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    # Kafka's Utils.abs: the absolute value of the signed hash, and 0 for the least int.
     if code >= 1 << 31:
         code = (1 << 32) - code
     return (0 if code == 1 << 31 else code) % partitions

@@ -57,7 +57,7 @@ class Pace:
 def lag_of(log: Partition, position: int, *, now_ms: int, end: int | None = None,
            rate: float | None = None) -> Lag:  # fmt: skip
     """Return the lag of a reader whose next offset to read is `position`."""
-    last = log.end_offset if end is None else end
+    last = log.high_watermark if end is None else end
     position = max(position, log.start_offset)
     records = max(0, last - position)
     if records == 0:

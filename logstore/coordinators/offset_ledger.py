@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from logstore.coordinators.consumer_group.records import ConsumerGroupKey, ConsumerGroupState
 from logstore.coordinators.offset_records import (
     CommittedOffset,
     GroupMetadata,
@@ -36,19 +37,24 @@ class _Noted(NamedTuple):
 
 
 class GroupEntry:
-    """One group in the log: its metadata, its offsets, and those of open transactions."""
+    """One group in the log: its metadata, its offsets, and those of open transactions.
 
-    __slots__ = ("metadata", "offsets", "pending")
+    `consumer` has the records of a group of the consumer protocol; None if there are none.
+    """
+
+    __slots__ = ("consumer", "metadata", "offsets", "pending")
 
     def __init__(self) -> None:
         self.metadata: GroupMetadata | None = None
+        self.consumer: ConsumerGroupState | None = None
         self.offsets: dict[TopicPartition, _Noted] = {}
         self.pending: dict[int, dict[TopicPartition, _Noted]] = {}  # by producer id
 
     @property
     def empty(self) -> bool:
         """Whether the group has neither metadata nor offsets."""
-        return self.metadata is None and not self.offsets and not self.pending
+        known = self.metadata is not None or self.consumer is not None
+        return not known and not self.offsets and not self.pending
 
     def is_pending(self, partition: TopicPartition) -> bool:
         """Return whether an open transaction has committed an offset for the partition."""
@@ -60,7 +66,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.groups: dict[str, GroupEntry] = {}
-        self.next_offset = 0
+        self.next_offset = 0  # set by the caller, after a run of `see`
         self._epochs: dict[int, int] = {}  # of producers whose transactions are open
 
     def committed(self, group: str) -> dict[TopicPartition, CommittedOffset]:
@@ -82,10 +88,15 @@ class Ledger:
             about = None if key is None else parse_key(key)
             if about is None:
                 return True
+            # A group has an entry from its first record on; the last tombstone removes the entry.
             entry = self.groups.setdefault(about.group, GroupEntry())
             if isinstance(about, OffsetKey):
                 committed = None if value is None else CommittedOffset.decode(value)
                 self._note(entry, about, _Noted(committed, offset), producer_id)
+            elif isinstance(about, ConsumerGroupKey):
+                state = entry.consumer or ConsumerGroupState()
+                state.put(about.kind, about.name, None if value is None else about.decode(value))
+                entry.consumer = state or None
             else:
                 entry.metadata = None if value is None else GroupMetadata.decode(value)
         except InvalidRecordError as error:
@@ -97,6 +108,7 @@ class Ledger:
 
     def _note(self, entry: GroupEntry, about: OffsetKey, noted: _Noted, producer_id: int) -> None:
         partition = TopicPartition(about.topic, about.partition)
+        # Not visible until the marker: a `committed` in between returns the offset before.
         if producer_id >= 0:
             entry.pending.setdefault(producer_id, {})[partition] = noted
         else:
@@ -115,6 +127,8 @@ class Ledger:
     def end_transaction(self, producer_id: int, commit: bool) -> None:
         """Take a marker: apply the producer's pending offsets, or drop them."""
         self._epochs.pop(producer_id, None)
+        # A copy, because entries are deleted in the loop.  A producer may have committed for
+        # several groups in one transaction.
         for group, entry in list(self.groups.items()):
             pending = entry.pending.pop(producer_id, None)
             if pending is not None and commit:
@@ -126,6 +140,8 @@ class Ledger:
 
 def _keep_newer(entry: GroupEntry, partition: TopicPartition, noted: _Noted) -> None:
     known = entry.offsets.get(partition)
+    # As in Kafka, the place of the record in the log decides, not the place of its marker: a plain
+    # commit after the record wins, although the marker is later.
     if known is not None and known.at > noted.at:
         return
     if noted.committed is None:

@@ -2,8 +2,8 @@
 
 The version of the key is the kind of the record; the value has a version of its own.  Records are
 written as by Kafka 4: the key of an offset has version 1, that of a group version 2, their values
-version 3.  Values of versions 0 to 4 are read.  Keys of other kinds are skipped: a broker stores
-groups of its newer protocol here as well.
+version 3.  Values of versions 0 to 4 are read.  The records of groups of the consumer protocol are
+in `consumer_group.records`.  Keys of other kinds are skipped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 from typing import NamedTuple
 
 from logstore.config import ConfigError
+from logstore.coordinators.consumer_group.records import ConsumerGroupKey
 from logstore.errors import InvalidRecordError
 from logstore.format.wire_types import STRING_MAX, FieldReader, FieldWriter
 
@@ -26,6 +27,7 @@ __all__ = [
     "parse_key",
 ]
 
+# The version of a key is the kind of the record; the version of a value is its layout.
 OFFSET_VERSION, GROUP_VERSION = 1, 2
 VALUE_VERSION, VALUE_VERSION_WITH_EXPIRY, VALUE_VERSION_COMPACT = 3, 1, 4
 
@@ -44,6 +46,16 @@ def check_text(what: str, text: object, *, room: int = 0) -> str:
     if size > STRING_MAX - room:
         raise ConfigError(f"{what} has {size} bytes; at most {STRING_MAX - room} are allowed")
     return text
+
+
+def _value_version(fields: FieldReader, what: str) -> int:
+    """Return the version at the start of a record's value."""
+    version = fields.int16()
+    if not 0 <= version <= VALUE_VERSION_COMPACT:
+        raise InvalidRecordError(
+            f"{what} of version {version}; 0 to {VALUE_VERSION_COMPACT} are known"
+        )
+    return version
 
 
 class TopicPartition(NamedTuple):
@@ -65,7 +77,7 @@ class CommittedOffset:
     deleted even if the group is used.  Both are milliseconds, -1 if not set.
     """
 
-    offset: int
+    offset: int  # below 0, from a client of Kafka: it is kept, and is not a position
     metadata: str = ""
     leader_epoch: int = -1
     timestamp: int = -1
@@ -83,9 +95,7 @@ class CommittedOffset:
     def decode(cls, raw: bytes) -> CommittedOffset:
         """Decode a record's value of version 0 to 4.  Raises InvalidRecordError."""
         fields = FieldReader(raw)
-        version = fields.int16()
-        if not 0 <= version <= VALUE_VERSION_COMPACT:
-            raise InvalidRecordError(f"an offset's value of version {version}; 0 to 4 are known")
+        version = _value_version(fields, "an offset's value")
         offset = fields.int64()
         epoch = fields.int32() if version >= 3 else -1
         if version == VALUE_VERSION_COMPACT:
@@ -122,7 +132,7 @@ class GroupKey(NamedTuple):
         return FieldWriter().int16(GROUP_VERSION).string(self.group).take()
 
 
-def parse_key(raw: bytes) -> OffsetKey | GroupKey | None:
+def parse_key(raw: bytes) -> OffsetKey | GroupKey | ConsumerGroupKey | None:
     """Return the decoded key of a record; None for other kinds of records."""
     fields = FieldReader(raw)
     version = fields.int16()
@@ -130,7 +140,7 @@ def parse_key(raw: bytes) -> OffsetKey | GroupKey | None:
         return OffsetKey(fields.string(), fields.string(), fields.int32())
     if version == GROUP_VERSION:
         return GroupKey(fields.string())
-    return None
+    return ConsumerGroupKey.read(version, fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,9 +186,7 @@ class GroupMetadata:
     def decode(cls, raw: bytes) -> GroupMetadata:
         """Decode a record's value of version 0 to 4.  Raises InvalidRecordError."""
         fields = FieldReader(raw)
-        version = fields.int16()
-        if not 0 <= version <= VALUE_VERSION_COMPACT:
-            raise InvalidRecordError(f"a group's value of version {version}; 0 to 4 are known")
+        version = _value_version(fields, "a group's value")
         if version == VALUE_VERSION_COMPACT:
             return cls._decode_compact(fields)
         protocol_type, generation = fields.string(), fields.int32()

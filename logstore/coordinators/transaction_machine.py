@@ -14,6 +14,7 @@ process that loads the log later writes the markers again.
 Each transaction has its own epoch (KIP-890).  The markers have the next epoch, which fences batches
 of the ended transaction that arrive late.  A `client_version` below 2 is a Kafka client from before
 KIP-890: its epoch stays the same from one transaction to the next, and its markers have that epoch.
+Kafka's clients give their version with each request; None is a producer of this library.
 
 The caller serialises all calls.  While an effect of an id is under way, other requests for the id
 raise ConcurrentTransactionsError.
@@ -101,12 +102,27 @@ class TransactionMachine:
     def replay(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
         """Take a record of the log.  Call it in the sequence of the log."""
         if metadata is None:
+            # A tombstone: the id has expired.  Its next producer gets a new producer id.
             before = self._known.pop(transactional_id, None)
             if before is not None:
                 self._names.pop(before.producer_id, None)
         else:
+            # The entry of an earlier producer id stays: `verify` then finds the id and raises
+            # FencedError, which is more exact than "unknown".
             self._names[metadata.producer_id] = transactional_id
             self._known[transactional_id] = metadata
+
+    def names(self) -> list[str]:
+        """Return all ids, also those whose first record is under way, sorted."""
+        return sorted({*self._known, *self._under_way})
+
+    def drop(self, transactional_ids: Iterable[str]) -> None:
+        """Forget ids, as another machine has them now; their effects are not under way any more."""
+        gone = set(transactional_ids)
+        for name in gone:
+            self._under_way.pop(name, None)
+            self._known.pop(name, None)
+        self._names = {number: name for number, name in self._names.items() if name not in gone}
 
     def check(self, transactional_id: str, producer_id: int, epoch: int) -> TransactionMetadata:
         """Return the state of an id, for the producer that has it.
@@ -139,12 +155,17 @@ class TransactionMachine:
             return ""
         if (known.producer_id, known.producer_epoch) == (producer_id, epoch):
             return "open"
+        # The decision raised the epoch, so the ended transaction has the epoch before.
         if _is_last(known, producer_id, epoch):
             if known.state in (S.PREPARE_COMMIT, S.COMPLETE_COMMIT):
                 return "committed"
             if known.state in (S.PREPARE_ABORT, S.COMPLETE_ABORT):
                 return "aborted"
         return ""
+
+    def knows_producer(self, producer_id: int) -> bool:
+        """Return whether one of the ids has, or had, this producer id."""
+        return producer_id in self._names
 
     def verify(self, producer_id: int, epoch: int, partition: tuple[str, int]) -> None:
         """Raise unless the producer has a transaction open that the partition was added to.
@@ -170,13 +191,14 @@ class TransactionMachine:
         *,
         fresh_id: Callable[[], int],
         expected: tuple[int, int] | None = None,
-        client_version: int = 2,
+        in_process: bool = True,
     ) -> Effect | None:
         """Make the caller the only producer of an id.
 
         If the last producer has left a transaction open, the effects abort it, and the caller has
         to call again.  `expected` is the id and epoch of a producer that continues: it gets the
         epoch after its own, or is fenced.  Return None if it has its new epoch already.
+        `in_process`: the producer is one of this library, not a Kafka client.
         """
         name: object = transactional_id
         if not isinstance(name, str) or not name:
@@ -189,16 +211,27 @@ class TransactionMachine:
                 f"ms, not {timeout_ms}"
             )
         known = self._idle(transactional_id)
+        client_version = 2 if in_process else 0  # of a Kafka client: until it adds a partition
         if known is None:
             new = TransactionMetadata(transactional_id, fresh_id(), 0, timeout_ms,
-                                      last_update_ms=now_ms,
-                                      client_version=client_version)  # fmt: skip
+                                      last_update_ms=now_ms, client_version=client_version,
+                                      in_process=in_process)  # fmt: skip
             return self._append(new)
         if expected is not None and expected != (known.producer_id, known.producer_epoch):
             if not (_is_last(known, *expected) and known.state.is_over):
                 raise FencedError(expected[1], known.producer_epoch, where=_named(known))
+            # The state has the epoch after that of the caller: of a call whose reply was lost, or
+            # of an abort.
             if known.producer_epoch <= LAST_EPOCH:
-                return None
+                if known.state is S.EMPTY:
+                    return None
+                # As Kafka does: an EndTxn that follows finds no transaction that it could repeat.
+                return self._append(
+                    dataclasses.replace(
+                        known, state=S.EMPTY, partitions=frozenset(), start_ms=-1,
+                        timeout_ms=timeout_ms, last_update_ms=now_ms,
+                    )
+                )  # fmt: skip
         if known.state is S.ONGOING:
             return self._abort(known, now_ms)
         exhausted = known.producer_epoch >= LAST_EPOCH
@@ -212,10 +245,12 @@ class TransactionMachine:
                 partitions=frozenset(),
                 last_update_ms=now_ms,
                 start_ms=-1,
+                # Kept, so that a repeated request of the old id is recognised: see `_is_last`.
                 previous_producer_id=known.producer_id if exhausted else -1,
                 next_producer_id=-1,
                 client_version=client_version,
                 last_epoch=-1 if expected is None else known.producer_epoch,
+                in_process=in_process,
             )
         )
 
@@ -226,6 +261,8 @@ class TransactionMachine:
         producer_epoch: int,
         partitions: Iterable[tuple[str, int]],
         now_ms: int,
+        *,
+        client_version: int | None = None,
     ) -> Effect | None:
         """Add partitions to the transaction, before the first record is written there.
 
@@ -234,6 +271,7 @@ class TransactionMachine:
         known = self._of(transactional_id, producer_id, producer_epoch)
         wanted = known.partitions if known.state is S.ONGOING else frozenset()
         wanted |= frozenset(partitions)
+        # No record, no fsync: most sends are to a partition that was added before.
         if known.state is S.ONGOING and wanted == known.partitions:
             return None
         return self._append(
@@ -242,8 +280,10 @@ class TransactionMachine:
                 state=S.ONGOING,
                 partitions=wanted,
                 last_update_ms=now_ms,
+                # The time-out counts from the first partition, not from the last.
                 start_ms=known.start_ms if known.state is S.ONGOING else now_ms,
                 previous_producer_id=-1,
+                client_version=_version(known, client_version),
                 last_epoch=-1,
             )
         )
@@ -257,29 +297,51 @@ class TransactionMachine:
         *,
         commit: bool,
         fresh_id: Callable[[], int],
+        client_version: int | None = None,
     ) -> Effect | None:
-        """Commit or abort.  Return None if the transaction has ended in this way already."""
+        """Commit or abort.  Return None if the transaction has ended in this way already.
+
+        A Kafka client of version 2 may abort without a partition, and gets a new epoch for it.
+        """
         known = self._known.get(transactional_id)
         ended = S.COMPLETE_COMMIT if commit else S.COMPLETE_ABORT
         if (
             known is not None
+            and client_version is None
             and known.state is ended
             and _is_last(known, producer_id, producer_epoch)
         ):
             return None
+        if known is not None and client_version == 2 and _ended(known, producer_id, producer_epoch):
+            if known.state is ended:
+                return None
+            raise TransactionStateError(
+                f"the transaction of {_named(known)} has ended: it is {known.state.kafka_name}"
+            )
         known = self._of(transactional_id, producer_id, producer_epoch)
-        keeps_epoch = known.client_version < 2
+        version = _version(known, client_version)
+        # A client below version 2 gets no epoch in the reply: it continues with its own.
+        keeps_epoch = version < 2
         if keeps_epoch and known.state is ended:
             return None
-        if known.state is not S.ONGOING:
+        is_open = known.state is S.ONGOING
+        if not is_open and (commit or client_version != 2):
             raise TransactionStateError(
                 f"{_named(known)} has no transaction to {'commit' if commit else 'abort'}: it is "
                 f"{known.state.kafka_name}"
             )
+        # The decision.  After this record is durable, the transaction ends this way, also after a
+        # crash: `unfinished` lists it, and `resume` writes the markers.
         prepared = S.PREPARE_COMMIT if commit else S.PREPARE_ABORT
         if keeps_epoch:
             return self._append(
-                dataclasses.replace(known, state=prepared, last_epoch=-1, last_update_ms=now_ms)
+                dataclasses.replace(
+                    known,
+                    state=prepared,
+                    last_epoch=-1,
+                    last_update_ms=now_ms,
+                    client_version=version,
+                )
             )
         exhausted = known.producer_epoch >= LAST_EPOCH
         return self._append(
@@ -288,8 +350,12 @@ class TransactionMachine:
                 state=prepared,
                 producer_epoch=known.producer_epoch + 1,
                 last_epoch=known.producer_epoch,
+                # Stored with the decision: after a crash the markers still carry the old id, and
+                # `_completed` moves to the new one.
                 next_producer_id=fresh_id() if exhausted else -1,
                 last_update_ms=now_ms,
+                start_ms=known.start_ms if is_open else now_ms,
+                client_version=version,
             )
         )
 
@@ -364,6 +430,7 @@ class TransactionMachine:
     def done(self, effect: Effect, now_ms: int) -> Effect | None:
         """Note that an effect was carried out; return the next effect or None."""
         name = effect.transactional_id
+        # An id has one effect under way; the coordinator carries it out without its lock.
         assert self._under_way.get(name) is effect
         following: Effect | None = None
         if isinstance(effect, Append):
@@ -371,6 +438,7 @@ class TransactionMachine:
             if effect.metadata is not None and effect.metadata.state.is_prepared:
                 following = _markers_of(effect.metadata)
         else:
+            # Only after the markers: this record drops the list of partitions that need one.
             following = Append(name, _completed(self._known[name], now_ms))
         # Last, in one step: after an interrupt before it, this effect is still under way.
         if following is None:
@@ -412,6 +480,23 @@ def _is_last(known: TransactionMetadata, producer_id: int, epoch: int) -> bool:
     return epoch >= 0 and (before, known.last_epoch) == (producer_id, epoch)
 
 
+def _ended(known: TransactionMetadata, producer_id: int, epoch: int) -> bool:
+    """Return whether the last transaction of the id ended and had this producer id and epoch.
+
+    It is Kafka's rule for a request of version 2 that is repeated.  It needs only what is stored:
+    a client can repeat a request after a restart.
+    """
+    if known.state not in (S.COMPLETE_COMMIT, S.COMPLETE_ABORT):
+        return False
+    if known.producer_epoch == 0:
+        return (known.previous_producer_id, LAST_EPOCH) == (producer_id, epoch)
+    return (known.producer_id, known.producer_epoch - 1) == (producer_id, epoch)
+
+
+def _version(known: TransactionMetadata, client_version: int | None) -> int:
+    return known.client_version if client_version is None else client_version
+
+
 def _markers_of(known: TransactionMetadata) -> Mark:
     return Mark(
         known.transactional_id,
@@ -437,6 +522,7 @@ def _completed(known: TransactionMetadata, now_ms: int) -> TransactionMetadata:
         done,
         producer_id=known.next_producer_id,
         producer_epoch=0,
+        # A repeated `end` of the old producer id finds its result by this field.
         previous_producer_id=known.producer_id,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 
 from logstore.errors import InvalidRecordError
 from logstore.format.wire_types import FieldReader, FieldWriter
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 KEY_VERSION, VALUE_VERSION = 0, 1
+IN_PROCESS = "logstore.in.process"  # the key of the header
 EPOCH_MAX = (1 << 15) - 1
 PREVIOUS_ID, NEXT_ID, CLIENT_VERSION = 0, 1, 2  # tagged fields
 
@@ -75,6 +77,9 @@ class TransactionMetadata:
     next_producer_id: int = -1
     client_version: int = 2  # each transaction has its own epoch (KIP-890)
     last_epoch: int = -1  # the epoch before, if its producer may repeat a request; not stored
+    # Whether the producer is one of this library and ends with its process.  It is a header of the
+    # record and not in the value, which is Kafka's.
+    in_process: bool = False
 
     def encode(self) -> bytes:
         """Return the value of the record."""
@@ -82,8 +87,10 @@ class TransactionMetadata:
         writer.int64(self.producer_id).int16(self.producer_epoch).int32(self.timeout_ms)
         writer.int8(self.state)
         by_topic: dict[str, list[int]] = {}
+        # Sorted: `_read_again` compares encoded states byte by byte.
         for topic, number in sorted(self.partitions):
             by_topic.setdefault(topic, []).append(number)
+        # Kafka writes null, not an empty array, for a producer without a transaction.
         empty = self.state is TransactionState.EMPTY
         writer.compact_array(None if empty else by_topic.items(), _write_topic)
         writer.int64(self.last_update_ms).int64(self.start_ms)
@@ -97,13 +104,34 @@ class TransactionMetadata:
         return writer.tags(tags).take()
 
     @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """The headers of the record."""
+        return [(IN_PROCESS, None)] if self.in_process else []
+
+    @property
     def identity(self) -> tuple[int, int]:
         """The producer id and epoch."""
         return self.producer_id, self.producer_epoch
 
+    def described(self, coordinator_partition: int) -> TransactionDescription:
+        """Return what operators get."""
+        return TransactionDescription(
+            self.transactional_id,
+            self.state.kafka_name,
+            self.producer_id,
+            self.producer_epoch,
+            self.timeout_ms,
+            self.start_ms,
+            self.last_update_ms,
+            tuple(sorted(self.partitions)),
+            coordinator_partition,
+        )
+
     @classmethod
-    def decode(cls, transactional_id: str, value: bytes) -> TransactionMetadata:
-        """Decode a record's value.  Raises InvalidRecordError."""
+    def decode(
+        cls, transactional_id: str, value: bytes, headers: Iterable[tuple[str, bytes | None]] = ()
+    ) -> TransactionMetadata:
+        """Decode a record.  Raises InvalidRecordError."""
         reader = FieldReader(value)
         version = reader.int16()
         if version not in (0, VALUE_VERSION):
@@ -129,7 +157,10 @@ class TransactionMetadata:
             start,
             FieldReader(tags[PREVIOUS_ID]).int64() if PREVIOUS_ID in tags else -1,
             FieldReader(tags[NEXT_ID]).int64() if NEXT_ID in tags else -1,
+            # Kafka omits a tag that has its default: a state without this one is of a client below
+            # version 2.
             FieldReader(tags[CLIENT_VERSION]).int16() if CLIENT_VERSION in tags else 0,
+            in_process=any(key == IN_PROCESS for key, _ in headers),
         )
 
 

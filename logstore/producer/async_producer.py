@@ -47,6 +47,7 @@ class _Engine(Producer):
 
     def _look_at_buffer(self) -> None:
         held = self.held_bytes
+        # Only a flag: `send` runs in the loop, which must not wait for the disk.
         self.crowded = held >= self._buffer_bytes
         self._held = 0
         self._held_max = max(1, min(self._buffer_bytes - held, 1 << 20))
@@ -74,7 +75,7 @@ class AsyncProducer:
         self._engine: _Engine | None = None
         self._worker: concurrent.futures.ThreadPoolExecutor | None = None
         self._starting: asyncio.Lock | None = None
-        self._room = asyncio.Event()
+        self._room = asyncio.Event()  # set in the loop by `tell`, from the thread of the engine
         self._closed = False
 
     def __repr__(self) -> str:
@@ -85,6 +86,7 @@ class AsyncProducer:
         if self._closed:
             raise ClosedError("the producer is closed")
         if self._starting is None:
+            # Made in the loop that uses it.  Several tasks may call `start` at once.
             self._starting = asyncio.Lock()
         async with self._starting:
             if self._engine is None:
@@ -202,6 +204,7 @@ class AsyncProducer:
             await self._in_worker(self._engine.close)
         self._closed = True
         if self._worker is not None:
+            # Without a wait, which would block the loop; the worker has nothing left to do.
             self._worker.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:

@@ -81,7 +81,7 @@ class DedupeWindow:
         self.topic = topic
         self.window_ms = window_ms
         self.records_max = records_max
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # held from `find` to `note`: an id is sent once
         self._outcome = outcome
         self._known: dict[bytes, _Sent] = {}
         # The ids of each partition, oldest first.  An id that was sent again is in it twice.
@@ -95,6 +95,7 @@ class DedupeWindow:
         while True:
             # Read the generation first: a record is noted with one that is not newer than the scan.
             generation = partition.parts.view.generation
+            # The lower of the two starts: the window is both a time and a number of records.
             start = min(
                 partition.offset_for_time(max(0, oldest)),
                 max(partition.start_offset, partition.end_offset - self.records_max),
@@ -107,7 +108,7 @@ class DedupeWindow:
                     raise
                 # The log was truncated or trimmed during the scan: read it again.
         for record in records:
-            headers = dict(reversed(record.headers))
+            headers = dict(reversed(record.headers))  # the first header of a name counts
             found = headers.get(HEADER)
             if found is not None:
                 pack = Pack(place)
@@ -140,10 +141,12 @@ class DedupeWindow:
             return None
         delivery = sent.delivery
         done = delivery.done()
+        # A failed send does not block the id: the caller sends it again.
         if done and delivery.exception(0) is not None:
             return None
         outcome = "committed"
         if sent.transaction is not None and sent.transaction != asking:
+            # Takes the lock of Transactions, which is after this one in the lock order.
             outcome = self._outcome(*sent.transaction)
             if outcome == "open":
                 raise ConcurrentTransactionsError(
@@ -155,6 +158,7 @@ class DedupeWindow:
         if not done:
             return delivery
         generation = self.generation(delivery.partition)
+        # The same generation: nothing was truncated since, so the record is still at its offset.
         if outcome and sent.generation == generation:
             return delivery
         # A transaction that the coordinator has not ended yet has no marker in the log.
@@ -185,6 +189,7 @@ class DedupeWindow:
             self._known[dedupe_id] = sent
         while len(order) > self.records_max:
             oldest, gone = order.popleft()
+            # Not if the id was sent again since: then a later entry of `order` removes it.
             if self._known.get(oldest) is gone:
                 del self._known[oldest]
 
@@ -215,13 +220,15 @@ def _is_there(partition: Partition, offset: int, dedupe_id: bytes, *, decided: b
 
 def _settled_records(partition: Partition, start: int) -> list[Record]:
     """Return the records with headers from `start` on, without aborted and open transactions."""
-    end = partition.end_offset
+    end = partition.end_offset  # fixed: other producers may append during the scan
     waiting: dict[int, list[Record]] = {}  # by producer id, until the scan finds its marker
     found: list[Record] = []
     for raw in partition.scan(start, end, on_lost="skip").batches():
         header = BatchHeader.parse(raw)
         if header.control:
             marker = EndMarker.parse(raw)
+            # Without a marker the records stay in `waiting`, and are not returned: the end is
+            # undecided.
             held = waiting.pop(header.producer_id, [])
             if marker is not None and marker.commit:
                 found += held
@@ -255,6 +262,7 @@ class DedupeWindows(Closeable):
         """Return the window of a topic; the first call reads it from the log."""
         with self._lock:
             found = self._windows.get(topic.name)
+            # Another object: the topic was deleted and made again, and has none of these ids.
             if found is None or found.topic is not topic:
                 found = DedupeWindow(topic, window_ms, records_max, self.now_ms(), self._outcome)
                 self._windows[topic.name] = found

@@ -93,7 +93,7 @@ class Pack:
                 place = Place(self.carrier.topic, self.carrier.number)
                 self.error = None if error is None else _without_frames(error)
                 self.done = True
-                self.carrier = place
+                self.carrier = place  # drops the lane: see the docstring
             if self._woken is not None:
                 self._woken.open()
             calls, self._callbacks = self._callbacks, None
@@ -109,7 +109,7 @@ class Pack:
                     self._callbacks = []
                 self._callbacks.append(call)
                 return
-        call_safely(call)
+        call_safely(call)  # without `_changes`: code of the user
 
     def wait(self, timeout: float | None) -> None:
         """Return when the pack is done; raise TimeoutError after `timeout` seconds."""
@@ -118,6 +118,7 @@ class Pack:
                 return
             if self._woken is None:
                 self._woken = Gate()
+            # After the lock is released the pack may become done: the Gate is then open.
             woken = self._woken
         self.carrier.hurry()
         if not woken.wait(timeout):
@@ -329,6 +330,8 @@ class Delivery(_native.Delivery):
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(woken)
 
+            # `wake` runs in the thread of the producer, hence call_soon_threadsafe; a closed loop
+            # has no task left.
             self._pack.when_done(wake)
             self._pack.carrier.hurry()
             yield from waiter

@@ -55,6 +55,7 @@ def _run(producer: weakref.ref[LingeringProducer], wake: Wake, linger: float) ->
     """Do a round every `linger` seconds while records are pending; otherwise sleep."""
     busy = False
     while True:
+        # The weak reference has a callback that sets `wake`: a dropped producer ends this thread.
         woken = wake.wait(linger if busy else None)
         held = producer()
         if held is None or held._closed:
@@ -75,6 +76,7 @@ def _waking(wake: Wake) -> Callable[[object], None]:
 def _flush_at_exit() -> None:
     """Write the records of producers that were not closed before the interpreter exits."""
     for producer in list(busy):
+        # Not in a child process: the records and the files are those of the parent.
         if producer._generation == _native.fork_generation() and not producer._closed:
             with contextlib.suppress(Exception):
                 producer._flush(time.monotonic() + producer._max_block)

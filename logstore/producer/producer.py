@@ -348,7 +348,7 @@ class Producer(_native.Sender, Closeable):
 
     def hurry(self) -> None:
         """Make the thread write without lingering: a caller waits for a delivery."""
-        self._hurried = True
+        self._hurried = True  # before the wake: the round after it clears the flag
         self._look_after()
         self._wake.set()
 
@@ -494,7 +494,7 @@ class Producer(_native.Sender, Closeable):
         Records that callbacks send are included if the callbacks were called before `deadline`.
         """
         while True:
-            before = self._called()
+            before = self._called()  # before the writes, which call callbacks
             for lane in self._router.lanes():
                 self._write_blocking(lane)
             for lane in self._router.lanes():
@@ -535,7 +535,7 @@ class Producer(_native.Sender, Closeable):
         if self._closed:
             return
         self._check_fork()
-        self._quick = False
+        self._quick = False  # `send` of other threads takes the slow way, which checks `_closed`
         try:
             if self._client is not None and self._client.current is not None:
                 self._client.abort(self._client.current)

@@ -90,7 +90,9 @@ class Router:
                 raise InvalidNameError(f"{name!r} is written by coordinators only")
             topic = self._store[name]
             numbers = topic.partition_numbers
+            # Indexed by partition number, which C uses directly.  Numbers may be missing.
             lanes: list[Lane | None] = [None] * (max(numbers, default=-1) + 1)
+            # Lanes hold records and sequences: a new route takes over those of the old one.
             if route is not None and route.topic is topic:
                 for number, lane in enumerate(route.lanes[: len(lanes)]):
                     lanes[number] = lane
@@ -98,6 +100,7 @@ class Router:
             made = Route(lanes, len(numbers) == len(lanes) and type(partitioner) is KeyPartitioner)
             made.topic = topic
             made.partitioner = partitioner
+            # Published last, as a whole: `send` reads routes without a lock.
             self._producer._set_route(name, made)
             return made
 
@@ -143,6 +146,7 @@ class Router:
                         compression=self._compression,
                         compression_level=self._compression_level,
                     )
+                    # Before the lane is published: the first record may be written at once.
                     lane.sequence = self._first_sequence(lane)
                     partition.parts.appender.writers.add(lane)
                     route.lanes[number] = lane
@@ -158,6 +162,7 @@ class Router:
 
     def lanes(self) -> Iterator[Lane]:
         """Yield all lanes that were made."""
+        # Copies: other threads make routes and lanes during the iteration.
         for route in list(self._producer._routes.values()):
             for lane in list(route.lanes):
                 if lane is not None:

@@ -199,19 +199,21 @@ class TransactionClient:
         """Abort the open transaction."""
         self._check_mine(transaction)
         self._producer._quick = False
-        told = bool(transaction.enlisted) and self.fenced is None
-        # After an interrupt below this line, the next `begin` finishes the abort.
-        self._stale = self._stale or told
+        # After an interrupt below this line, the next `begin` gets another epoch.
+        stale, self._stale = self._stale, self.fenced is None
         transaction.over, self.current = "aborted", None
         transaction.end("aborted")
         self._drop_unwritten(TransactionAbortedError("the transaction was aborted"))
         self._producer._forget_failures()  # of records that are aborted now
-        if told:
+        # Only now: until its lane was locked above, the producer's thread could still enlist a
+        # partition and write there.
+        if transaction.enlisted and self.fenced is None:
             with self._noticing_fences():
                 self._producer.identity = self._transactions.end(
                     self.name, self._producer.identity, commit=False
                 )
-            self._stale = False
+            stale = False
+        self._stale = stale
 
     def commit_offsets(
         self, transaction: Transaction, offsets: object, group_id: str | None

@@ -1,0 +1,1 @@
+"""The seam between coordinators and the replicas of their logs."""

@@ -1,0 +1,1 @@
+"""The half of the transaction coordinator that carries out effects."""

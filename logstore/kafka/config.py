@@ -27,6 +27,8 @@ class KafkaConfig(Settings):
     max_connections: int = integer(1000, 1, INT32_MAX)
     # Above this many from one address, further ones are closed.  Loopback is not counted.
     max_connections_per_ip: int = integer(100, 1, INT32_MAX)
+    # An address that connects more often than this a second waits.  Loopback does not.
+    max_connection_creation_rate: int = integer(50, 1, INT32_MAX)
     socket_listen_backlog_size: int = integer(128, 1, 65_535)
     # A connection without a request for this long is closed.
     connections_max_idle_ms: int = integer(600_000, 1)
@@ -62,6 +64,16 @@ class KafkaConfig(Settings):
     group_min_session_timeout_ms: int = integer(6_000, 1, INT32_MAX)
     group_max_session_timeout_ms: int = integer(1_800_000, 1, INT32_MAX)
     group_max_size: int = integer(1000, 1, INT32_MAX)
+    # The same for groups of the consumer protocol (KIP-848), whose clients do not set these times.
+    group_consumer_session_timeout_ms: int = integer(45_000, 1, INT32_MAX)
+    group_consumer_heartbeat_interval_ms: int = integer(5_000, 1, INT32_MAX)
+    group_consumer_max_size: int = integer(INT32_MAX, 1, INT32_MAX)
+    # The least time between two assignments of a group.  Kafka: 1000.
+    group_consumer_assignment_interval_ms: int = integer(0, 0, 15_000)
+    # The assignors that a member may ask for.  The first one is the default.
+    group_consumer_assignors: Literal["uniform,range", "range,uniform", "uniform", "range"] = (
+        choice("uniform,range", "uniform,range", "range,uniform", "uniform", "range")
+    )
     offset_metadata_max_bytes: int = integer(4096, 0, INT32_MAX)
 
     # ---- transactions ----
@@ -73,6 +85,7 @@ class KafkaConfig(Settings):
 
     # ---- fetch sessions ----
 
+    # Above this many sessions, further clients send all their partitions with each fetch.
     max_incremental_fetch_session_cache_slots: int = integer(1000, 0, INT32_MAX)
 
     # ---- the protocol of the listener ----

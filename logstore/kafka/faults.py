@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from logstore.config import ConfigError
 from logstore.kafka.apis import APIS
-from logstore.kafka.errors import ErrorCode
+from logstore.kafka.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from logstore.kafka.broker import Broker
@@ -30,6 +30,7 @@ class Fault(NamedTuple):
 
     kind: Literal["fail", "delay", "drop"]
     code: ErrorCode = ErrorCode.NONE  # of `fail`
+    text: str = "a fault that was asked for"  # of `fail`
     seconds: float = 0.0  # of `delay`
     after: bool = False  # of `drop`: whether the request is carried out
 
@@ -62,14 +63,16 @@ class Faults:
         *,
         times: int | None = 1,
         topic: str | None = None,
+        text: str = "a fault that was asked for",
     ) -> None:
         """Answer requests of an API with an error, and do not carry them out.
 
         `api` and `error` are Kafka's names, such as ``Produce`` and ``NOT_LEADER_OR_FOLLOWER``; an
         error may be a number.  Every topic and partition of the request gets the error.  `times`:
         how many requests; None: until `clear`.  `topic`: only requests that name this topic.
+        `text`: the message of the error, for APIs whose answers have one.
         """
-        self._add(api, Fault("fail", code=_code(error)), times, topic)
+        self._add(api, Fault("fail", code=_code(error), text=text), times, topic)
 
     def delay(
         self, api: str, seconds: float, *, times: int | None = None, topic: str | None = None
@@ -106,6 +109,26 @@ class Faults:
         """Have all members of a group join again."""
         if self.broker is not None:
             self.broker.groups().rebalance(group, "a rebalance was asked for")
+
+    def add(self, spec: str) -> None:
+        """Add a rule that is written ``KIND:API[,NAME=VALUE]...``, as on a command line.
+
+        KIND is ``fail``, ``delay`` or ``drop``, and the names are those of the method's arguments:
+        ``fail:Produce,error=NOT_LEADER_OR_FOLLOWER,times=3``, ``delay:Fetch,seconds=0.5``,
+        ``drop:EndTxn,after=true``.  ``times=all`` is until `clear`.
+        """
+        head, *options = [each.strip() for each in spec.split(",")]
+        kind, _, api = head.partition(":")
+        methods: dict[str, Callable[..., None]] = {
+            "fail": self.fail, "delay": self.delay, "drop": self.drop,
+        }  # fmt: skip
+        if kind not in methods or not api:
+            raise ConfigError(f"a fault is fail:API, delay:API or drop:API, not {spec!r}")
+        try:
+            methods[kind](api, **dict(map(_option, options)))
+        except TypeError:
+            names = "times, topic and " + {"fail": "error", "delay": "seconds"}.get(kind, "after")
+            raise ConfigError(f"{spec!r}: {kind} has {names}") from None
 
     def clear(self) -> None:
         """Remove all rules."""
@@ -153,6 +176,21 @@ class Faults:
         broker.calls.put(run)
         done.wait(WAIT_SECONDS)
         return sum(results)
+
+
+def _option(text: str) -> tuple[str, object]:
+    """Return an argument of a rule's method, from ``name=value``."""
+    name, _, value = text.partition("=")
+    try:
+        if name == "times":
+            return name, None if value == "all" else int(value)
+        if name == "seconds":
+            return name, float(value)
+        if name == "after":
+            return name, {"true": True, "false": False}[value]
+    except (ValueError, KeyError):
+        raise ConfigError(f"a fault cannot have {text!r}") from None
+    return name, int(value) if value.lstrip("-").isdigit() else value
 
 
 def _key(api: str) -> int:

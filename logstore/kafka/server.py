@@ -20,21 +20,22 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from logstore.closeable import Closeable
 from logstore.errors import ClosedError, LockedError
-from logstore.kafka.acceptor import Acceptor, Listener, bind
 from logstore.kafka.broker import Broker
 from logstore.kafka.config import KafkaConfig
-from logstore.kafka.connection import Connection
 from logstore.kafka.faults import Faults
 from logstore.kafka.metrics import metrics
+from logstore.kafka.network.acceptor import Acceptor, Listener, Pace, bind, is_loopback
+from logstore.kafka.network.connection import Connection
 from logstore.store.store import Store
 from logstore.waking import Gate, uninterrupted
 
 if TYPE_CHECKING:
+    from logstore.replication.node import Node
     from logstore.upkeep.maintenance import Maintenance
 
 __all__ = ["KafkaServer"]
@@ -44,6 +45,7 @@ log = logging.getLogger("logstore.kafka")
 SWEEP_SECONDS = 1.0
 DRAIN_SECONDS = 10.0
 SEND_SECONDS = 1.0
+HEALTH_SECONDS = 1.0
 
 _servers: weakref.WeakSet[KafkaServer] = weakref.WeakSet()
 _abandoned: list[object] = []  # loops of the parent, in a child: they are never closed there
@@ -52,8 +54,12 @@ _abandoned: list[object] = []  # loops of the parent, in a child: they are never
 class KafkaServer(Closeable):
     """Serves a store to Kafka's clients.
 
-    `listen` is ``host:port`` or several of them; port 0 takes a free port.  `config` has the
-    settings of the listener, see KafkaConfig.  `maintain`: run Maintenance of the store, too.
+    `listen` is ``host:port`` or several of them; port 0 takes a free port.  A socket that listens
+    is taken, too.  `config` has the settings of the listener, see KafkaConfig.  `maintain`: run
+    Maintenance of the store, too.
+
+    `node`: the member of a cluster that owns the store.  Clients are sent to the leaders of
+    partitions; see Node.
 
     A readonly store is served as well: requests that write are answered with an error.  `faults`
     has errors, delays and lost answers on demand, for tests of clients.
@@ -62,12 +68,14 @@ class KafkaServer(Closeable):
     def __init__(
         self,
         store: Store,
-        listen: str | Sequence[str] = "127.0.0.1:0",
+        listen: str | Sequence[str | socket.socket] = "127.0.0.1:0",
         *,
         config: KafkaConfig | Mapping[str, Any] | None = None,
         maintain: bool = False,
+        node: Node | None = None,
     ) -> None:
         self.store = store
+        self.node = node
         self.config = KafkaConfig.of(config)
         self._listen = [listen] if isinstance(listen, str) else list(listen)
         self._maintain = maintain
@@ -78,7 +86,9 @@ class KafkaServer(Closeable):
         self._addresses: dict[str, tuple[str, int]] = {}
         self._broker: Broker | None = None
         self._acceptor: Acceptor | None = None
-        self._lock = threading.Lock()
+        self._pace = Pace(self.config.max_connection_creation_rate)
+        # Reentrant: a signal handler may call `close` while its thread is in `start` or `close`.
+        self._lock = threading.RLock()
         self._ended = Gate()
         self._closing = False
         self._failure: BaseException | None = None  # of the thread, before it was ready
@@ -89,8 +99,8 @@ class KafkaServer(Closeable):
     def start(self) -> Self:
         """Bind the addresses and accept connections.  Return when clients can connect.
 
-        Raise OSError with the address if it is taken, and LockedError with the address of the
-        store's server if the store has one.
+        Raise OSError with the address if it is taken, LockedError with the address of the store's
+        server if the store has one, and ClosedError if a signal handler closes it here.
         """
         with self._lock:
             if self._closing:
@@ -99,14 +109,19 @@ class KafkaServer(Closeable):
                 return self
             first = self.store.companions.attach(self)
             if first is not self:
-                served = ", ".join(first._listen if not first._addresses else first._shown())
+                served = ", ".join(first._shown() or map(str, first._listen))
                 raise LockedError(self.store.path, pid=os.getpid(), served=served)
             try:
                 self._start()
             except BaseException:
                 self._forget()
                 raise
+            closed = self.closed  # by a signal handler, before there was a thread to end
         _servers.add(self)
+        if closed:
+            self._closing = False
+            self.close()
+            raise ClosedError("the server was closed while it started")
         log.info("serving %s on %s", self.store.path, self.bootstrap_servers)
         return self
 
@@ -153,13 +168,14 @@ class KafkaServer(Closeable):
 
     def _run(self, loop: asyncio.AbstractEventLoop, ready: Gate) -> None:
         try:
-            broker = self._broker = Broker(self.store, self.config, loop, self.faults)
+            broker = self._broker = Broker(self.store, self.config, loop, self.faults, self.node)
             self.faults.broker = broker
             self._acceptor = Acceptor(
                 self._listeners,
                 loop,
                 lambda name: Connection(broker, name, loop.time),
                 self._may_accept,
+                self._pace,
             )
             broker.when_room = self._acceptor.start
             self._acceptor.start()
@@ -177,11 +193,14 @@ class KafkaServer(Closeable):
 
     def _may_accept(self, peer: str) -> bool | None:
         assert self._broker is not None
-        if len(self._broker.connections) >= self.config.max_connections:
+        assert self._acceptor is not None
+        accepted = len(self._broker.connections) + self._acceptor.connecting()
+        if accepted >= self.config.max_connections:
             return None
-        if not peer or peer.startswith("127.") or peer == "::1":
+        if not peer or is_loopback(peer):
             return True
-        return self._broker.by_ip[peer] < self.config.max_connections_per_ip
+        accepted = self._broker.by_ip[peer] + self._acceptor.connecting(peer)
+        return accepted < self.config.max_connections_per_ip
 
     def _sweep(self, due: float) -> None:
         assert self._loop is not None
@@ -189,6 +208,7 @@ class KafkaServer(Closeable):
         now = self._loop.time()
         self._broker.lag_seconds = max(0.0, now - due)
         self._broker.check_times()
+        self._pace.forget(now)
         self._loop.call_later(SWEEP_SECONDS, self._sweep, now + SWEEP_SECONDS)
 
     def close(self, timeout: float = DRAIN_SECONDS) -> None:
@@ -207,7 +227,8 @@ class KafkaServer(Closeable):
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(step)
         self._ended.wait()
-        thread.join()
+        if not again:  # a signal handler inside of `join` must not call `join`
+            thread.join()
         self._forget()
 
     def abort(self) -> None:
@@ -235,7 +256,11 @@ class KafkaServer(Closeable):
                 connection.finish()
             broker.waiting.end_all()
         now = self._loop.time()
-        if now < deadline and not all(each.finished for each in broker.connections):
+        # A socket that was accepted before is connected some turns of the loop later, and closed.
+        under_way = self._acceptor.connecting() or not all(
+            each.finished for each in broker.connections
+        )
+        if now < deadline and under_way:
             self._loop.call_later(0.01, self._drain, deadline)
             return
         for connection in list(broker.connections):
@@ -253,9 +278,50 @@ class KafkaServer(Closeable):
         self._broker.close()
         self._loop.call_soon(self._loop.stop)
 
+    def call_every(self, seconds: float, act: Callable[[], object]) -> None:
+        """Have `act` called again and again by the event loop, until the server is closed.
+
+        If the loop is stuck, `act` is not called: for a watchdog.  `act` must not wait.
+        """
+        loop = self._loop
+        if loop is None:
+            raise ClosedError("the server is not started")
+
+        def again() -> None:
+            act()
+            loop.call_later(seconds, again)
+
+        loop.call_soon_threadsafe(again)
+
+    def trouble(self, timeout: float = HEALTH_SECONDS) -> str:
+        """Return why clients are not served as they should be; "" if they are.
+
+        The event loop must answer within `timeout` seconds, and no partition may have failed, see
+        FailedLogError.
+        """
+        broker = self._broker
+        if broker is None or self._closing or self._ended.opened:
+            return "the server is closed"
+        answered = threading.Event()
+        broker.calls.put(answered.set)
+        if not answered.wait(timeout):
+            return f"the event loop did not answer within {timeout:g} s"
+        for topic in self.store.values():
+            for number in topic.partition_numbers:
+                partition = topic.opened(number)
+                if partition is not None and partition.parts.active.durability.commit.failed:
+                    return f"an fsync of {partition.name} failed: open the store again"
+        return ""
+
     def serve_forever(self) -> None:
         """Serve until `close` is called, for example by a signal handler."""
-        self.start()
+        closed = self.closed
+        try:
+            self.start()
+        except ClosedError:
+            if closed or not self.closed:
+                raise
+            return  # closed by a signal handler before it was started
         self._ended.wait()
 
     # ---- what it is ----
@@ -264,6 +330,11 @@ class KafkaServer(Closeable):
     def closed(self) -> bool:
         """Whether `close` has been called."""
         return self._closing
+
+    @property
+    def ended(self) -> bool:
+        """Whether the event loop has ended: after `close`, or by an error of its own."""
+        return self._ended.opened
 
     @property
     def addresses(self) -> Mapping[str, tuple[str, int]]:
@@ -298,10 +369,13 @@ class KafkaServer(Closeable):
     def metrics(self) -> dict[str, float]:
         """Return the counters since the start, by Prometheus' names.  From any thread.
 
-        Requests and errors by API, bytes, connections, clients by software, waiting fetches,
-        memory of requests, fsyncs.
+        Requests, errors, bytes and times by API, connections, clients by software, bytes by topic,
+        waiting fetches, memory of requests, fsyncs, groups, transactions.
         """
-        return {} if self._broker is None else metrics(self._broker)
+        if self._broker is None or self._acceptor is None:
+            return {}
+        held = self._acceptor.held_by_ip.total()
+        return metrics(self._broker) | {"connections_held": held}
 
     def __repr__(self) -> str:
         state = "closed" if self._closing else "not started"
@@ -325,7 +399,7 @@ class KafkaServer(Closeable):
                     os.dup2(spare.fileno(), connection.fileno(), inheritable=False)
             spare.close()
         _abandoned.append((self._loop, self._broker))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closing = True
         self._thread = self._loop = self._broker = None
         self.faults.broker = None

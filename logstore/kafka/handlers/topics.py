@@ -1,24 +1,21 @@
-"""The APIs that make, change and delete topics, and describe their files.
-
-There is one node: it leads every partition, and has the only replica.
-"""
+"""The APIs that make, change and delete topics, move their replicas, and describe their files."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
-from logstore.config import ConfigError, PartitionConfig
+from logstore.config import ConfigError
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import ClosedError, LogStoreError, TopicExistsError, UnknownTopicError
 from logstore.kafka.calls import Call
-from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
-from logstore.kafka.metadata import ZERO_ID, topic_id
-from logstore.kafka.offsets import partition_of
-from logstore.kafka.topic_settings import described, taken
-from logstore.store.topic import Topic, check_topic_name
+from logstore.kafka.clustering.topology import ZERO_ID
+from logstore.kafka.handlers.offsets import partition_of
+from logstore.kafka.handlers.topic_settings import described, taken
+from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code, error_message
+from logstore.store.topic import check_topic_name
 
 __all__ = [
     "alter_partition_reassignments",
@@ -68,25 +65,43 @@ def create_topics(call: Call) -> dict[str, Any]:
 
 
 def _create(call: Call, asked: dict[str, Any]) -> dict[str, Any]:
-    store, name = call.broker.store, asked["name"]
+    topology, name = call.broker.topology, asked["name"]
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{name} is a broker's own")
     if name in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is made by the server")
-    check_topic_name(name, store)
-    if name in store:
+    check_topic_name(name, topology.names())
+    if topology.topic_id(name) is not None:
         raise TopicExistsError(name)
     settings = taken({each["name"]: each["value"] for each in asked["configs"]})
-    count = _partitions(call, asked)
-    if call.body["validate_only"]:
-        resulting = PartitionConfig.of(settings)
-        return _made(count, resulting, settings, ZERO_ID)
-    topic = store.create_topic(name, partitions=count, config=settings)
-    return _made(count, topic.config, settings, topic_id(topic))
+    count, factor, assignment = _wanted(call, asked)
+    made = topology.create(
+        name,
+        count,
+        factor,
+        assignment,
+        settings,
+        timeout=_timeout(call),
+        validate_only=call.body["validate_only"],
+    )
+    return {
+        "topic_id": made.topic_id,
+        "num_partitions": made.partitions,
+        "replication_factor": made.replication_factor,
+        "configs": [
+            {key: row[key] for key in ("name", "value", "read_only", "config_source")}
+            for row in described(made.config, settings)
+        ],
+    }
 
 
-def _partitions(call: Call, asked: dict[str, Any]) -> int:
-    """Return how many partitions a topic is to have."""
+def _timeout(call: Call) -> float:
+    """Return the seconds that a client waits for a change."""
+    return max(0.1, int(call.body["timeout_ms"]) / 1000)
+
+
+def _wanted(call: Call, asked: dict[str, Any]) -> tuple[int, int, dict[int, Sequence[int]] | None]:
+    """Return partitions, replication factor and replicas of a topic that is to be made."""
     count, factor, assignments = (
         asked["num_partitions"], asked["replication_factor"], asked["assignments"]
     )  # fmt: skip
@@ -95,52 +110,21 @@ def _partitions(call: Call, asked: dict[str, Any]) -> int:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, "assignments exclude partitions and replication factor"
             )
-        _check_assignments(call, [each["partition_index"] for each in assignments], 0)
-        _check_replicas(call, [each["broker_ids"] for each in assignments])
-        return len(assignments)
+        numbers = [each["partition_index"] for each in assignments]
+        if sorted(numbers) != list(range(len(numbers))):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions are 0 and those after it"
+            )
+        given = {each["partition_index"]: each["broker_ids"] for each in assignments}
+        return len(assignments), -1, given
     if count != -1 and count < 1:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS, f"a topic has 1 partition or more, not {count}"
         )
-    if factor not in (-1, 1) and not (
-        factor > 1 and call.broker.config.logstore_any_replication_factor
-    ):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR, f"{factor} replicas, and there is 1 node"
-        )
-    partitions: int = call.broker.config.num_partitions if count == -1 else count
-    return partitions
-
-
-def _check_assignments(call: Call, numbers: list[int], first: int) -> None:
-    if sorted(numbers) != list(range(first, first + len(numbers))):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions are {first} and those after it"
-        )
-
-
-def _check_replicas(call: Call, replicas: Iterable[list[int]]) -> None:
-    node = call.broker.store.identity.node_id
-    for each in replicas:
-        if each != [node]:
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{each}: the only node is {node}",
-            )
-
-
-def _made(
-    count: int, config: PartitionConfig, settings: dict[str, Any], id_bytes: bytes
-) -> dict[str, Any]:
-    return {
-        "topic_id": id_bytes,
-        "num_partitions": count,
-        "replication_factor": 1,
-        "configs": [
-            {key: row[key] for key in ("name", "value", "read_only", "config_source")}
-            for row in described(config, settings)
-        ],
-    }
+    config = call.broker.config
+    if factor > 1 and config.logstore_any_replication_factor:
+        factor = -1
+    return config.num_partitions if count == -1 else count, factor, None
 
 
 # ---- DeleteTopics ----
@@ -166,12 +150,12 @@ def delete_topics(call: Call) -> dict[str, Any]:
         try:
             if times[topic] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the topic is named twice")
-            if not isinstance(topic, Topic):
+            if not isinstance(topic, str):
                 raise _not_found(each)
-            row |= {"name": topic.name, "topic_id": topic_id(topic)}
-            if topic.name in INTERNAL_TOPICS:
+            row |= {"name": topic, "topic_id": call.broker.topology.topic_id(topic) or ZERO_ID}
+            if topic in INTERNAL_TOPICS:
                 raise KafkaError(
-                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} holds the server's own state"
+                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} holds the server's own state"
                 )
             if not call.broker.config.delete_topic_enable:
                 raise KafkaError(
@@ -179,7 +163,7 @@ def delete_topics(call: Call) -> dict[str, Any]:
                     if call.version >= 3
                     else ErrorCode.INVALID_REQUEST
                 )
-            call.broker.store.delete_topic(topic.name)
+            call.broker.topology.delete(topic, timeout=_timeout(call))
         except EXPECTED as error:
             row |= _refused(error)
     return {"responses": list(rows.values())}
@@ -190,9 +174,9 @@ def _looked_up(call: Call, asked: dict[str, Any]) -> object:
     name, id_bytes = asked["name"], asked["topic_id"]
     topic = None
     if name is None and id_bytes != ZERO_ID:
-        topic = call.broker.topic_by_id(id_bytes)
-    elif id_bytes == ZERO_ID:
-        topic = call.broker.store.get(name)
+        topic = call.broker.topic_name(id_bytes)
+    elif id_bytes == ZERO_ID and call.broker.topology.topic_id(name) is not None:
+        topic = name
     return (name, id_bytes) if topic is None else topic
 
 
@@ -223,24 +207,32 @@ def create_partitions(call: Call) -> dict[str, Any]:
 
 
 def _grow(call: Call, asked: dict[str, Any]) -> None:
-    topic = call.broker.store.get(asked["name"])
-    if topic is None:
-        raise UnknownTopicError(asked["name"])
-    if topic.name in INTERNAL_TOPICS:
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} has a fixed number")
-    now, count = len(topic), asked["count"]
+    topology, name = call.broker.topology, asked["name"]
+    if topology.topic_id(name) is None:
+        raise UnknownTopicError(name)
+    if name in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} has a fixed number")
+    now, count = len(topology.numbers(name)), asked["count"]
     if count <= now:
         raise KafkaError(
-            ErrorCode.INVALID_PARTITIONS, f"{topic.name} has {now} partitions; {count} is not more"
+            ErrorCode.INVALID_PARTITIONS, f"{name} has {now} partitions; {count} is not more"
         )
+    assignment = None
     if asked["assignments"] is not None:
         if len(asked["assignments"]) != count - now:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"assignments for {count - now} partitions"
             )
-        _check_replicas(call, [each["broker_ids"] for each in asked["assignments"]])
-    if not call.body["validate_only"]:
-        topic.add_partitions(count - now)
+        assignment = {
+            number: each["broker_ids"] for number, each in enumerate(asked["assignments"], now)
+        }
+    topology.grow(
+        name,
+        count,
+        assignment,
+        timeout=_timeout(call),
+        validate_only=call.body["validate_only"],
+    )
 
 
 # ---- DeleteRecords ----
@@ -347,9 +339,8 @@ def alter_replica_log_dirs(call: Call) -> dict[str, Any]:
 
 
 def elect_leaders(call: Call) -> dict[str, Any]:
-    """This node leads every partition already."""
-    store = call.broker.store
-    asked = call.body["topic_partitions"]
+    """Elect the preferred leaders, or, if no replica in sync is alive, any live replica."""
+    topology, asked = call.broker.topology, call.body["topic_partitions"]
     if call.body["election_type"] not in (0, 1):
         refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": "no such election"}
         rows_of = [
@@ -360,55 +351,53 @@ def elect_leaders(call: Call) -> dict[str, Any]:
             for topic in asked or ()
         ]
         return {"error_code": ErrorCode.INVALID_REQUEST, "replica_election_results": rows_of}
-    if asked is None:
-        everything = [{"topic": name, "partition_result": []} for name in sorted(store)]
-        return {"replica_election_results": everything}
-    results: list[dict[str, Any]] = []
+    everything = asked is None
+    if everything:
+        asked = [{"topic": name, "partitions": topology.numbers(name)} for name in topology.names()]
+    keys = [(topic["topic"], number) for topic in asked for number in topic["partitions"]]
+    outcomes = topology.elect(keys, unclean=call.body["election_type"] == 1, timeout=_timeout(call))
+    results = []
     for topic in asked:
-        known = store.get(topic["topic"])
-        rows = [
-            {"partition_id": number}
-            | (
-                {
-                    "error_code": ErrorCode.ELECTION_NOT_NEEDED,
-                    "error_message": "the preferred replica leads already",
-                }
-                if known is not None and number in known.partition_numbers
-                else {
-                    "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    "error_message": "there is no such partition",
-                }
-            )
-            for number in topic["partitions"]
-        ]
+        rows = []
+        for number in topic["partitions"]:
+            code, text = outcomes[topic["topic"], number]
+            # Of all partitions, Kafka leaves out those that needed no election.
+            if not (everything and code is ErrorCode.ELECTION_NOT_NEEDED):
+                rows.append({"partition_id": number, "error_code": code, "error_message": text})
         results.append({"topic": topic["topic"], "partition_result": rows})
     return {"replica_election_results": results}
 
 
 def alter_partition_reassignments(call: Call) -> dict[str, Any]:
-    """The only node has every replica: any other assignment is refused."""
-    node = call.broker.store.identity.node_id
+    """Move replicas to other nodes, or cancel a move."""
+    targets = {
+        (topic["name"], each["partition_index"]): each["replicas"]
+        for topic in call.body["topics"]
+        for each in topic["partitions"]
+    }
+    outcomes = call.broker.topology.reassign(targets, timeout=_timeout(call))
     responses = []
     for topic in call.body["topics"]:
-        known = call.broker.store.get(topic["name"])
         rows = []
         for each in topic["partitions"]:
-            row: dict[str, Any] = {
-                "partition_index": each["partition_index"], "error_message": None,
-            }  # fmt: skip
-            rows.append(row)
-            if known is None or each["partition_index"] not in known.partition_numbers:
-                row["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                row["error_message"] = "there is no such partition"
-            elif each["replicas"] is None:
-                row["error_code"] = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
-            elif each["replicas"] != [node]:
-                row["error_code"] = ErrorCode.INVALID_REPLICA_ASSIGNMENT
-                row["error_message"] = f"the only node is {node}"
+            code, text = outcomes[topic["name"], each["partition_index"]]
+            row = {"partition_index": each["partition_index"], "error_code": code}
+            rows.append(row | {"error_message": text})
         responses.append({"name": topic["name"], "partitions": rows})
     return {"error_message": None, "responses": responses}
 
 
 def list_partition_reassignments(call: Call) -> dict[str, Any]:
-    """There is never one."""
-    return {"error_message": None, "topics": []}
+    """Answer with the replicas that are being moved."""
+    asked = call.body["topics"]
+    wanted = None
+    if asked is not None:
+        wanted = {(each["name"], n) for each in asked for n in each["partition_indexes"]}
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (name, number), (replicas, adding, removing) in call.broker.topology.moving().items():
+        if wanted is None or (name, number) in wanted:
+            row = {"partition_index": number, "replicas": replicas}
+            row |= {"adding_replicas": adding, "removing_replicas": removing}
+            topics.setdefault(name, []).append(row)
+    rows_of = [{"name": name, "partitions": rows} for name, rows in topics.items()]
+    return {"error_message": None, "topics": rows_of}

@@ -9,6 +9,8 @@ from logstore.errors import (
     ClosedError,
     ConcurrentTransactionsError,
     ConflictError,
+    CoordinatorError,
+    CoordinatorLoadingError,
     CorruptLogError,
     DiskFullError,
     FailedLogError,
@@ -19,6 +21,9 @@ from logstore.errors import (
     LockedError,
     LogStoreError,
     NotALogError,
+    NotCoordinatorError,
+    NotEnoughReplicasError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     ReadOnlyError,
@@ -107,7 +112,9 @@ class ErrorCode(IntEnum):
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78
     MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
@@ -147,11 +154,16 @@ class KafkaError(Exception):
 
 # The most specific class first.  What depends on the API or its version is decided there.
 _CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
+    (CoordinatorLoadingError, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+    (NotCoordinatorError, ErrorCode.NOT_COORDINATOR),
+    (CoordinatorError, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    (NotEnoughReplicasError, ErrorCode.NOT_ENOUGH_REPLICAS),
     (UnknownTopicError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE),
     (RecordNotFoundError, ErrorCode.UNKNOWN_SERVER_ERROR),
     (RecordTooLargeError, ErrorCode.MESSAGE_TOO_LARGE),
     (UnsupportedFormatError, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+    (NotLeaderError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
     (FencedError, ErrorCode.INVALID_PRODUCER_EPOCH),
     (OutOfOrderSequenceError, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
     (TransactionAbortedError, ErrorCode.INVALID_PRODUCER_EPOCH),

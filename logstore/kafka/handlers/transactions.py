@@ -1,31 +1,39 @@
 """The APIs of transactions.
 
 The coordinator is the store's: producers of this process and clients of the listener fence each
-other by transactional id.  The clients here keep their epoch from one transaction to the next
-(client version below 2).
+other by transactional id.
+
+The version of a request tells which flow a client uses.  EndTxn 5, TxnOffsetCommit 5 and Produce 12
+are transaction version 2 (KIP-890): the partitions are added by the requests that write to them,
+and each transaction has its own epoch.  With older versions, a client adds partitions itself and
+keeps its epoch from one transaction to the next.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from logstore.config import ConfigError
 from logstore.coordinators.internal_topics import CONSUMER_OFFSETS
+from logstore.coordinators.quorum.outcome import Outcome
 from logstore.coordinators.transaction_coordinator import Transactions
+from logstore.coordinators.transaction_state import TransactionMetadata
 from logstore.errors import (
+    CoordinatorError,
     FencedError,
     InvalidNameError,
     LogStoreError,
-    RebalanceError,
+    NotCoordinatorError,
     TransactionAbortedError,
-    TransactionStateError,
 )
-from logstore.kafka.calls import Call
-from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
-from logstore.kafka.group_offsets import checked_offsets, fill
-from logstore.kafka.groups import coordinator_of, group_error
-from logstore.kafka.offsets import partition_of
+from logstore.kafka.calls import Call, Pending, answer_when
+from logstore.kafka.handlers.group_offsets import checked_offsets, fill
+from logstore.kafka.handlers.groups import coordinator_of, group_error
+from logstore.kafka.handlers.offsets import partition_of
+from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code, error_message
+from logstore.partition.partition import Partition
 from logstore.store.topic import check_topic_name
 
 __all__ = [
@@ -34,6 +42,7 @@ __all__ = [
     "describe_producers",
     "describe_transactions",
     "end_txn",
+    "enlist",
     "init_producer_id",
     "list_transactions",
     "txn_offset_commit",
@@ -45,6 +54,9 @@ STATES = (
     *("Dead", "PrepareEpochFence"),
 )
 EXPECTED = (KafkaError, LogStoreError, OSError)
+# How long a request waits until other nodes have committed its records.  Kafka's request.timeout.ms
+# is the same.
+ANSWER_SECONDS = 30.0
 
 
 def _transactions(call: Call) -> Transactions:
@@ -65,17 +77,38 @@ def _code(call: Call, error: BaseException, since: int) -> ErrorCode:
     return group_error(error) if not isinstance(error, KafkaError) else error.code
 
 
-def _check_id(call: Call, transactional_id: str, producer_id: int) -> None:
-    """Refuse an id that is not known, or that belongs to another producer id."""
-    known = _transactions(call).producer_id_of(transactional_id)
-    if known != producer_id:
+def _check_id(
+    call: Call, transactional_id: str, producer_id: int, *, or_previous: bool = False
+) -> None:
+    """Refuse an id that is not known, or that belongs to another producer id.
+
+    `or_previous`: the producer id before is allowed, too: its epochs may have run out.
+    """
+    known = _transactions(call).state_of(transactional_id)
+    if known is None or (
+        producer_id != known.producer_id
+        and not (or_previous and producer_id == known.previous_producer_id)
+    ):
         raise KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+
+
+def enlist(
+    call: Call,
+    transactional_id: str,
+    producer: tuple[int, int],
+    partitions: Iterable[tuple[str, int]],
+) -> None:
+    """Add partitions to a transaction of version 2, before its records are appended there."""
+    if not transactional_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST)
+    _check_id(call, transactional_id, producer[0])
+    _transactions(call).add_partitions(transactional_id, producer, partitions, client_version=2)
 
 
 # ---- producers ----
 
 
-def init_producer_id(call: Call) -> dict[str, Any]:
+def init_producer_id(call: Call) -> dict[str, Any] | Pending:
     """Give a producer its id and epoch; fence the one that had the transactional id before."""
     body = call.body
     refused = {"producer_id": -1, "producer_epoch": -1}
@@ -88,23 +121,26 @@ def init_producer_id(call: Call) -> dict[str, Any]:
     timeout = body["transaction_timeout_ms"]
     if not 0 < timeout <= call.broker.config.transaction_max_timeout_ms:
         return refused | {"error_code": ErrorCode.INVALID_TRANSACTION_TIMEOUT}
-    try:
-        producer_id, epoch = _transactions(call).init_producer(
-            name, timeout, expected=None if given[0] == -1 else given, client_version=0
-        )
-    except InvalidNameError:
-        return refused | {"error_code": ErrorCode.INVALID_REQUEST}
-    except ConfigError:
-        return refused | {"error_code": ErrorCode.INVALID_TRANSACTION_TIMEOUT}
-    except EXPECTED as error:
-        return refused | {"error_code": _code(call, error, 4)}
-    return {"producer_id": producer_id, "producer_epoch": epoch}
+
+    def answer(identity: tuple[int, int] | BaseException) -> dict[str, Any]:
+        if isinstance(identity, InvalidNameError):
+            return refused | {"error_code": ErrorCode.INVALID_REQUEST}
+        if isinstance(identity, ConfigError):
+            return refused | {"error_code": ErrorCode.INVALID_TRANSACTION_TIMEOUT}
+        if isinstance(identity, BaseException):
+            return refused | {"error_code": _code(call, identity, 4)}
+        return {"producer_id": identity[0], "producer_epoch": identity[1]}
+
+    begun = _transactions(call).init_producer_later(
+        name, timeout, expected=None if given[0] == -1 else given, in_process=False
+    )
+    return answer_when(call, begun, answer, ANSWER_SECONDS)
 
 
 # ---- transactions ----
 
 
-def add_partitions_to_txn(call: Call) -> dict[str, Any]:
+def add_partitions_to_txn(call: Call) -> dict[str, Any] | Pending:
     """Add partitions to a transaction, all or none."""
     body = call.body
     name = body["v3_and_below_transactional_id"]
@@ -116,19 +152,36 @@ def add_partitions_to_txn(call: Call) -> dict[str, Any]:
         for number in topic["partitions"]
     }
     for topic, number in rows:
-        known = call.broker.store.get(topic)
-        if known is None or number not in call.broker.declared_partitions(known):
+        if number not in call.broker.topology.numbers(topic):
             rows[topic, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if any(rows.values()):
         rows = {each: code or ErrorCode.OPERATION_NOT_ATTEMPTED for each, code in rows.items()}
-    else:
-        try:
-            if not name:
-                raise KafkaError(ErrorCode.INVALID_REQUEST)
-            _check_id(call, name, producer[0])
-            _transactions(call).add_partitions(name, producer, rows)
-        except EXPECTED as error:
-            rows = dict.fromkeys(rows, _code(call, error, 2))
+        return _added(topics, rows)
+
+    def answer(end: object) -> dict[str, Any]:
+        if isinstance(end, BaseException):
+            return _added(topics, dict.fromkeys(rows, _code(call, end, 2)))
+        return _added(topics, rows)
+
+    return answer_when(call, _add(call, name, producer, rows), answer, ANSWER_SECONDS)
+
+
+def _add(
+    call: Call, name: str, producer: tuple[int, int], partitions: Iterable[tuple[str, int]]
+) -> Outcome[TransactionMetadata | None]:
+    """Add partitions to a transaction for a client that keeps its epoch."""
+    try:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST)
+        _check_id(call, name, producer[0])
+        return _transactions(call).add_partitions_later(
+            name, producer, partitions, client_version=0
+        )
+    except EXPECTED as error:
+        return Outcome.failed(error)
+
+
+def _added(topics: list[dict[str, Any]], rows: dict[tuple[str, int], ErrorCode]) -> dict[str, Any]:
     return {
         "results_by_topic_v3_and_below": [
             {
@@ -146,80 +199,116 @@ def add_partitions_to_txn(call: Call) -> dict[str, Any]:
     }
 
 
-def add_offsets_to_txn(call: Call) -> dict[str, Any]:
+def add_offsets_to_txn(call: Call) -> dict[str, Any] | Pending:
     """Add the partition that keeps a group's offsets to a transaction."""
     body = call.body
     if not body["group_id"]:
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
     number = coordinator_of(call).book.partition_of(body["group_id"])
-    if not body["transactional_id"]:
-        return {"error_code": ErrorCode.INVALID_REQUEST}
-    try:
-        _check_id(call, body["transactional_id"], body["producer_id"])
-        _transactions(call).add_partitions(
-            body["transactional_id"],
-            (body["producer_id"], body["producer_epoch"]),
-            [(CONSUMER_OFFSETS, number)],
-        )
-    except EXPECTED as error:
-        return {"error_code": _code(call, error, 2)}
-    return {}
+    producer = body["producer_id"], body["producer_epoch"]
+    added = _add(call, body["transactional_id"], producer, [(CONSUMER_OFFSETS, number)])
+
+    def answer(end: object) -> dict[str, Any]:
+        return {"error_code": _code(call, end, 2)} if isinstance(end, BaseException) else {}
+
+    return answer_when(call, added, answer, ANSWER_SECONDS)
 
 
-def txn_offset_commit(call: Call) -> dict[str, Any]:
-    """Commit offsets of a group as a part of a transaction."""
+def txn_offset_commit(call: Call) -> dict[str, Any] | Pending:
+    """Commit offsets of a group as a part of a transaction.
+
+    If another node coordinates the transaction, its client has added the partition there before.
+    """
     body = call.body
     offsets, answer = checked_offsets(call, body["topics"])
     group, producer = body["group_id"], (body["producer_id"], body["producer_epoch"])
     if not group:
         return {"topics": fill(answer, ErrorCode.INVALID_GROUP_ID)}
     groups = coordinator_of(call)
-    code = ErrorCode.NONE
-    try:
-        if not body["transactional_id"]:
-            raise KafkaError(ErrorCode.INVALID_REQUEST)
-        _check_id(call, body["transactional_id"], producer[0])
-        place = (CONSUMER_OFFSETS, groups.book.partition_of(group))
+
+    def commit(_: object) -> Outcome[range]:
         _transactions(call).verify(*producer, place)
         if body["generation_id"] >= 0 and not groups.knows(group):
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
-        if offsets:
-            groups.commit_in_transaction(
-                group,
-                offsets,
-                producer_id=producer[0],
-                producer_epoch=producer[1],
-                member_id=body["member_id"],
-                generation=body["generation_id"],
-                instance_id=body["group_instance_id"],
+        if not offsets:
+            return Outcome.of(range(0))
+        return groups.commit_later(
+            group,
+            offsets,
+            producer=producer,
+            member_id=body["member_id"],
+            generation=body["generation_id"],
+            instance_id=body["group_instance_id"],
+        )
+
+    enlisted: Outcome[TransactionMetadata | None] = Outcome.of(None)
+    try:
+        if not body["transactional_id"]:
+            raise KafkaError(ErrorCode.INVALID_REQUEST)
+        try:
+            _check_id(call, body["transactional_id"], producer[0])
+        except NotCoordinatorError:
+            if call.version >= 5:
+                raise
+        place = (CONSUMER_OFFSETS, groups.book.partition_of(group))
+        if offsets and call.version >= 5:
+            enlisted = _transactions(call).add_partitions_later(
+                body["transactional_id"], producer, [place], client_version=2
             )
-    except (FencedError, TransactionAbortedError):
-        code = ErrorCode.INVALID_PRODUCER_EPOCH
-    except TransactionStateError as error:
-        code = error_code(error)
-        if code is ErrorCode.INVALID_TXN_STATE and call.version >= 4:
-            code = ErrorCode.TRANSACTION_ABORTABLE
-    except (*EXPECTED, RebalanceError) as error:
-        code = error.code if isinstance(error, KafkaError) else group_error(error)
-    return {"topics": fill(answer, code)}
+    except EXPECTED as error:
+        enlisted = Outcome.failed(error)
+    return answer_when(
+        call,
+        enlisted.and_then(commit),
+        lambda end: {"topics": fill(answer, _commit_code(call, end))},
+        ANSWER_SECONDS,
+    )
 
 
-def end_txn(call: Call) -> dict[str, Any]:
+def _commit_code(call: Call, end: object) -> ErrorCode:
+    """Return the code for the end of a commit in a transaction."""
+    if not isinstance(end, BaseException):
+        return ErrorCode.NONE
+    if isinstance(end, FencedError | TransactionAbortedError):
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    code = group_error(end)
+    if code is ErrorCode.INVALID_TXN_STATE and call.version >= 4:
+        return ErrorCode.TRANSACTION_ABORTABLE
+    return code
+
+
+def end_txn(call: Call) -> dict[str, Any] | Pending:
     """Commit or abort; answered when the markers are in all partitions."""
     body = call.body
     if not body["transactional_id"]:
         return {"error_code": ErrorCode.INVALID_REQUEST}
     producer = body["producer_id"], body["producer_epoch"]
+    new = call.version >= 5
+
+    def answer(following: tuple[int, int] | BaseException) -> dict[str, Any]:
+        if isinstance(following, BaseException):
+            return {"error_code": _code(call, following, 2)}
+        return {"producer_id": following[0], "producer_epoch": following[1]} if new else {}
+
     try:
-        _check_id(call, body["transactional_id"], producer[0])
-        _transactions(call).end(body["transactional_id"], producer, commit=body["committed"])
+        _check_id(call, body["transactional_id"], producer[0], or_previous=new)
     except EXPECTED as error:
-        return {"error_code": _code(call, error, 2)}
-    return {}
+        return answer(error)
+    ended = _transactions(call).end_later(
+        body["transactional_id"],
+        producer,
+        commit=body["committed"],
+        client_version=2 if new else 0,
+    )
+    return answer_when(call, ended, answer, ANSWER_SECONDS)
 
 
-def write_txn_markers(call: Call) -> dict[str, Any]:
-    """End transactions in single partitions: for an operator, after a coordinator was lost."""
+def write_txn_markers(call: Call) -> dict[str, Any] | Pending:
+    """End transactions in single partitions: for coordinators elsewhere, and for operators."""
+    if call.broker.node is not None:
+        from logstore.kafka.clustering.marking import write_markers
+
+        return write_markers(call)
     markers = []
     for marker in call.body["markers"]:
         topics = []
@@ -228,18 +317,42 @@ def write_txn_markers(call: Call) -> dict[str, Any]:
             for number in topic["partition_indexes"]:
                 code = ErrorCode.NONE
                 try:
-                    partition_of(call, topic["name"], number).end_transaction(
+                    partition = partition_of(call, topic["name"], number)
+                    if marker["transaction_version"] >= 2:
+                        _check_marker(partition, marker)
+                    partition.end_transaction(
                         marker["producer_id"],
                         marker["producer_epoch"],
                         commit=marker["transaction_result"],
                         coordinator_epoch=max(0, marker["coordinator_epoch"]),
                     )
+                except FencedError:
+                    code = _fenced_marker(partition, marker)
                 except EXPECTED as error:
                     code = error_code(error)
                 rows.append({"partition_index": number, "error_code": code})
             topics.append({"name": topic["name"], "partitions": rows})
         markers.append({"producer_id": marker["producer_id"], "topics": topics})
     return {"markers": markers}
+
+
+def _fenced_marker(partition: Partition, marker: dict[str, Any]) -> ErrorCode:
+    """Return the code of a marker that is too old: of its producer, or of its coordinator."""
+    known = partition.parts.reader.known_producer(marker["producer_id"])
+    if known is not None and known.epoch <= marker["producer_epoch"]:
+        return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+    return ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def _check_marker(partition: Partition, marker: dict[str, Any]) -> None:
+    """Refuse a marker of transaction version 2 with the epoch of the transaction that is open."""
+    known = partition.parts.reader.known_producer(marker["producer_id"])
+    if (
+        known is not None
+        and known.transaction_start >= 0
+        and known.epoch >= marker["producer_epoch"]
+    ):
+        raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
 
 
 # ---- administration ----
@@ -284,6 +397,10 @@ def describe_transactions(call: Call) -> dict[str, Any]:
             row["error_code"] = ErrorCode.INVALID_REQUEST
         elif found is None:
             row["error_code"] = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            try:
+                _transactions(call).state_of(name)
+            except CoordinatorError as error:
+                row["error_code"] = error_code(error)
         else:
             topics: dict[str, list[int]] = {}
             for topic, number in found.partitions:

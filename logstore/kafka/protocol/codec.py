@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from logstore.kafka.schema import Field, Message, message
+from logstore.kafka.protocol.schema import Field, Message, message
 
 __all__ = [
     "ELEMENTS_MAX",
@@ -385,13 +385,18 @@ class _Encoder(_Generator):
         if run:
             self.put(f"{out} += {self.layout(letters)}({', '.join(run)})")
         if self.flexible:
-            self.tags(fields, get, out)
+            self.tags(fields, given, out)
 
     def length(self, expression: str, wide: bool, out: str) -> None:
-        if self.flexible:
-            self.put(f"{out} += uvarint({expression} + 1)")
-        else:
+        if not self.flexible:
             self.put(f"{out} += {self.layout('i' if wide else 'h')}({expression})")
+        elif expression == "-1":
+            self.put(f"{out}.append(0)")
+        else:
+            number = self.name("n")
+            self.put(f"{number} = {expression} + 1")
+            self.put(f"if {number} < 128: {out}.append({number})")
+            self.put(f"else: {out} += uvarint({number})")
 
     def value(self, field: Field, taken: str, out: str) -> None:
         variable = self.name("v")
@@ -463,7 +468,7 @@ class _Encoder(_Generator):
             self.value(element, each, out)
         self.depth -= 1
 
-    def tags(self, fields: tuple[Field, ...], get: str, out: str) -> None:
+    def tags(self, fields: tuple[Field, ...], given: str, out: str) -> None:
         """Encode the tagged fields that differ from their default."""
         known = self.tagged(fields)
         if not known:
@@ -474,9 +479,9 @@ class _Encoder(_Generator):
         for each in known:
             default = repr(default_of(each, self.version))
             variable, piece = self.name("v"), self.name("piece")
-            self.put(f"{variable} = {get}({each.name!r}, {default})")
-            self.put(f"if {variable} != {default}:")
+            self.put(f"if {each.name!r} in {given} and {given}[{each.name!r}] != {default}:")
             self.depth += 1
+            self.put(f"{variable} = {given}[{each.name!r}]")
             self.put(f"{piece} = bytearray()")
             if each.type in _FIXED and not each.array:
                 self.put(f"{piece} += {self.layout(_FIXED[each.type][0])}({variable})")
@@ -484,4 +489,5 @@ class _Encoder(_Generator):
                 self.value(each, variable, piece)
             self.put(f"{pieces}.append(uvarint({each.tag}) + uvarint(len({piece})) + {piece})")
             self.depth -= 1
-        self.put(f"{out} += uvarint(len({pieces})) + b''.join({pieces})")
+        self.put(f"if {pieces}: {out} += uvarint(len({pieces})) + b''.join({pieces})")
+        self.put(f"else: {out}.append(0)")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import LogStoreError
 from logstore.kafka.calls import Call
-from logstore.kafka.errors import ErrorCode, KafkaError, error_code
+from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code
 from logstore.partition.partition import Partition
 from logstore.partition.reader import TimedOffset
 from logstore.store.topic import Topic
+
+if TYPE_CHECKING:
+    from logstore.replication.hosting.hosted import HostedReplica
 
 __all__ = [
     "check_leader_epoch",
@@ -22,16 +25,23 @@ __all__ = [
 ]
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
+CLIENT, DEBUGGING = -1, -2  # as a replica id; the second may ask any replica, as with Kafka
 # The first version of ListOffsets that knows a special time.
 SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 SINCE |= {EARLIEST_PENDING: 11}
 
 
-def partition_of(call: Call, name: str, number: int) -> Partition:
-    """Return an open partition.  One that would have to be opened is left to a worker."""
+def partition_of(call: Call, name: str, number: int, *, leads: bool = True) -> Partition:
+    """Return an open partition.  One that would have to be opened is left to a worker.
+
+    ``leads=False``: also one that this node only follows.
+    """
+    topology = call.broker.topology
     topic = call.broker.store.get(name)
-    if topic is None or number not in call.broker.declared_partitions(topic):
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if topic is None or number not in call.broker.local_partitions(topic):
+        raise KafkaError(topology.missing(name, number))
+    if leads:
+        topology.check_leads(name, number)
     return opened_partition(call, topic, number)
 
 
@@ -79,9 +89,14 @@ def list_offsets(call: Call) -> dict[str, Any]:
                     raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
                 if when >= 0 or when == MAX_TIMESTAMP:
                     call.wait()  # reads the log
-                partition = partition_of(call, topic["name"], each["partition_index"])
+                leads = call.body["replica_id"] != DEBUGGING
+                partition = partition_of(call, topic["name"], each["partition_index"], leads=leads)
                 check_leader_epoch(partition, each["current_leader_epoch"])
-                found = _offset(partition, when, isolation)
+                replica = call.broker.topology.replica(topic["name"], each["partition_index"])
+                if when == LATEST and replica is not None:
+                    found: TimedOffset | None = _latest(call, partition, replica, isolation)
+                else:
+                    found = _offset(partition, when, isolation)
                 if found is not None:
                     row["offset"], row["timestamp"], row["leader_epoch"] = found
             except (KafkaError, LogStoreError, OSError, IndexError) as error:
@@ -104,7 +119,23 @@ def _offset(partition: Partition, when: int, isolation: str) -> TimedOffset | No
     elif isolation == "read_committed":
         offset = partition.last_stable_offset
     else:
+        offset = partition.high_watermark
+    return TimedOffset(offset, -1, _epoch_at(partition, offset))
+
+
+def _latest(
+    call: Call, partition: Partition, replica: HostedReplica, isolation: str
+) -> TimedOffset:
+    """Return the end of a replicated log: a client is told what is committed, others all."""
+    leader = replica.machine.leader
+    if call.body["replica_id"] != CLIENT:
         offset = partition.end_offset
+    elif leader is not None and not leader.is_settled:
+        raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)  # records of the last epoch may be cut
+    elif isolation == "read_committed":
+        offset = partition.last_stable_offset
+    else:
+        offset = partition.high_watermark
     return TimedOffset(offset, -1, _epoch_at(partition, offset))
 
 

@@ -10,11 +10,12 @@ client that asks does not know our versions yet.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import NamedTuple
 
-from logstore.kafka.codec import MalformedFrameError, read_uvarint
-from logstore.kafka.schema import message
+from logstore.kafka.protocol.codec import MalformedFrameError, read_uvarint
+from logstore.kafka.protocol.schema import message
 
 __all__ = ["API_VERSIONS", "SIZE_BYTES", "RequestHeader", "read_header", "response_head"]
 
@@ -54,6 +55,8 @@ def read_header(frame: memoryview) -> tuple[RequestHeader, int]:
 def skip_tags(frame: memoryview, at: int) -> int:
     """Return the position after the tagged fields of a header; none of them is known."""
     count, at = read_uvarint(frame, at)
+    if not count:
+        return at
     last = -1
     for _ in range(count):
         tag, at = read_uvarint(frame, at)
@@ -65,6 +68,7 @@ def skip_tags(frame: memoryview, at: int) -> int:
     return at
 
 
+@functools.cache
 def is_flexible(key: int, version: int) -> bool:
     """Whether requests and responses of this version have tagged fields."""
     return version in message(key, "request").flexible

@@ -2,7 +2,7 @@
 
 A response is bytes and holes: records in a file, which are read when they can be sent.  The size of
 every hole is known before the first byte is sent, so the frame's length is right even if retention
-deletes the segment meanwhile.  At most CHUNK_BYTES of a hole are in memory at a time.
+deletes the segment meanwhile.  At most `chunk_bytes` of a hole are in memory at a time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ Pieces: TypeAlias = "Sequence[bytes | bytearray | FileSlice]"
 class Outgoing:
     """The pieces of a response that are not sent yet."""
 
-    __slots__ = ("_at", "_pieces", "_ready")
+    __slots__ = ("_at", "_pieces", "_ready", "chunk_bytes")
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = deque(pieces)
         self._at = 0  # of the first piece, if it is a slice
         self._ready: bytes | None = None  # read ahead by `load`
+        self.chunk_bytes = CHUNK_BYTES
 
     def chunk(self) -> bytes | bytearray | None:
         """Return the next bytes to send; None when all are.
@@ -66,7 +67,7 @@ class Outgoing:
         if isinstance(piece, bytes | bytearray):
             self._pieces.popleft()
             return self._joined(piece)
-        size = min(CHUNK_BYTES, piece.size_bytes - self._at)
+        size = min(self.chunk_bytes, piece.size_bytes - self._at)
         read = piece.read(self._at, size, wait=wait)
         self._at += size
         if self._at >= piece.size_bytes:
@@ -75,22 +76,23 @@ class Outgoing:
         return read
 
     def _joined(self, piece: bytes | bytearray) -> bytes | bytearray:
-        """Return the bytes with a small slice that follows them, and the bytes after it."""
-        if not self._pieces:
+        """Return the bytes with the bytes and small slices that follow them."""
+        if not self._pieces or len(piece) > JOINED_BYTES:
             return piece
-        following = self._pieces[0]
-        if isinstance(following, bytes | bytearray):
-            return piece
-        if following.size_bytes > JOINED_BYTES or len(piece) > JOINED_BYTES:
-            return piece
-        try:
-            read = following.read(0, following.size_bytes, wait=False)
-        except NotCachedError:
-            return piece
-        self._pieces.popleft()
-        rest = self._pieces[0] if self._pieces else b""
-        if isinstance(rest, bytes | bytearray):
-            if self._pieces:
-                self._pieces.popleft()
-            return b"".join((piece, read, rest))
-        return b"".join((piece, read))
+        joined, size = [piece], len(piece)
+        while self._pieces:
+            following = self._pieces[0]
+            if isinstance(following, bytes | bytearray):
+                size += len(following)
+            else:
+                size += following.size_bytes
+            if size > JOINED_BYTES:
+                break
+            if not isinstance(following, bytes | bytearray):
+                try:
+                    following = following.read(0, following.size_bytes, wait=False)
+                except NotCachedError:
+                    break
+            joined.append(following)
+            self._pieces.popleft()
+        return b"".join(joined)

@@ -1,4 +1,4 @@
-"""Metadata, DescribeCluster, FindCoordinator: which node leads what.  It is always this one."""
+"""Metadata, DescribeCluster, FindCoordinator: which node leads what; see Topology."""
 
 from __future__ import annotations
 
@@ -9,44 +9,38 @@ from logstore.config import ConfigError
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import InvalidNameError, LogStoreError, TopicExistsError
 from logstore.kafka.calls import Call
-from logstore.kafka.errors import ErrorCode, error_code
-from logstore.store.topic import Topic, check_topic_name
+from logstore.kafka.clustering.topology import ZERO_ID, NodeRow
+from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code
+from logstore.store.topic import check_topic_name
 
 __all__ = [
-    "ZERO_ID",
     "describe_cluster",
     "describe_topic_partitions",
     "find_coordinator",
     "metadata",
-    "topic_id",
 ]
 
-ZERO_ID = bytes(16)
-OPERATIONS_NOT_ASKED = -(1 << 31)
+INLINE_TOPICS, INLINE_PARTITIONS = 50, 500  # more of them are described by a worker
 PARTITIONS_IN_PAGE = 2000  # of DescribeTopicPartitions
 
 
-def topic_id(topic: Topic) -> bytes:
-    """Return the id of a topic as it is sent; zero for one that has none."""
-    return ZERO_ID if topic.id is None else topic.id.bytes
-
-
 def metadata(call: Call) -> dict[str, Any]:
-    """Answer with this node and the topics that were asked for; make those that may be made."""
-    broker, body = call.broker, call.body
-    asked = body["topics"]
+    """Answer with the nodes and the topics that were asked for; make those that may be made."""
+    topology, asked = call.broker.topology, call.body["topics"]
     if asked is None or (call.version == 0 and not asked):
-        topics = [_described(call, name) for name in sorted(broker.store)]
+        names = topology.names()
+        if len(names) > INLINE_TOPICS:
+            call.wait()
+        topics = [_described(call, name) for name in names]
     else:
+        if len(asked) > INLINE_TOPICS:
+            call.wait()
         topics = list(_asked_for(call, asked))
-    host, port = broker.address_for(call.connection)
-    identity = broker.store.identity
     return {
-        "brokers": [{"node_id": identity.node_id, "host": host, "port": port, "rack": None}],
-        "cluster_id": identity.cluster_id,
-        "controller_id": identity.node_id,
+        "brokers": [node._asdict() for node in topology.nodes(call.connection)],
+        "cluster_id": topology.cluster_id,
+        "controller_id": topology.controller_id,
         "topics": topics,
-        "cluster_authorized_operations": OPERATIONS_NOT_ASKED,
     }
 
 
@@ -55,18 +49,20 @@ def _asked_for(call: Call, asked: Iterable[dict[str, Any]]) -> Iterator[dict[str
         call.version < 4 or call.body["allow_auto_topic_creation"]
     )
     left = call.broker.config.logstore_auto_create_max_per_request
-    for each in asked:
-        name, id_bytes = each["name"], each["topic_id"]
+    # A topic that is asked for twice is answered once, as Kafka does.
+    for name, id_bytes in dict.fromkeys((each["name"], each["topic_id"]) for each in asked):
+        if call.version < 12 and (name is None or id_bytes != ZERO_ID):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "topics have names below version 12")
         if id_bytes != ZERO_ID:
-            topic = call.broker.topic_by_id(id_bytes)
-            if topic is None:
+            found = call.broker.topic_name(id_bytes)
+            if found is None:
                 yield {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "name": None, "topic_id": id_bytes}
             else:
-                yield _described(call, topic.name)
+                yield _described(call, found)
             continue
         if name is None:
             yield {"error_code": ErrorCode.INVALID_REQUEST, "name": None}
-        elif name in call.broker.store:
+        elif call.broker.topology.topic_id(name) is not None:
             yield _described(call, name)
         elif not may_create or name in INTERNAL_TOPICS:
             yield _unknown(name)
@@ -89,45 +85,50 @@ def _created(call: Call, name: str) -> dict[str, Any]:
     """Make a topic that a client asked for."""
     call.wait()
     try:
-        call.broker.store.create_topic(name, partitions=call.broker.config.num_partitions)
+        call.broker.topology.create(
+            name, call.broker.config.num_partitions, -1, None, {}, timeout=10.0, validate_only=False
+        )
     except TopicExistsError:
         pass  # another client was first
-    except (LogStoreError, ConfigError, OSError) as error:
+    except (KafkaError, LogStoreError, ConfigError, OSError) as error:
         return {"error_code": error_code(error), "name": name}
     return _described(call, name)
 
 
 def _described(call: Call, name: str) -> dict[str, Any]:
-    store = call.broker.store
-    topic = store.get(name)
-    if topic is None:  # deleted meanwhile
+    topology = call.broker.topology
+    id_bytes = topology.topic_id(name)
+    if id_bytes is None:  # deleted meanwhile
         return {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
-    node = store.identity.node_id
+    numbers = topology.numbers(name)
+    if len(numbers) > INLINE_PARTITIONS:
+        call.wait()
     partitions = []
-    for number in call.broker.declared_partitions(topic):
-        opened = topic.opened(number)
+    for number in numbers:
+        place = topology.place(name, number)
         partitions.append(
             {
+                "error_code": place.code,
                 "partition_index": number,
-                "leader_id": node,
-                "leader_epoch": -1 if opened is None else opened.leader_epoch,
-                "replica_nodes": [node],
-                "isr_nodes": [node],
-                "eligible_leader_replicas": [],
-                "last_known_elr": [],
+                "leader_id": place.leader,
+                "leader_epoch": place.leader_epoch,
+                "replica_nodes": place.replicas,
+                "isr_nodes": place.isr,
+                "offline_replicas": place.offline,
+                "eligible_leader_replicas": place.elr,
+                "last_known_elr": place.last_known,
             }
         )
     return {
         "name": name,
-        "topic_id": topic_id(topic),
+        "topic_id": id_bytes,
         "is_internal": name in INTERNAL_TOPICS,
         "partitions": partitions,
-        "topic_authorized_operations": OPERATIONS_NOT_ASKED,
     }
 
 
 def describe_cluster(call: Call) -> dict[str, Any]:
-    """Answer with this node."""
+    """Answer with the nodes."""
     if call.body["endpoint_type"] == 2:
         return {
             "error_code": ErrorCode.MISMATCHED_ENDPOINT_TYPE,
@@ -138,41 +139,44 @@ def describe_cluster(call: Call) -> dict[str, Any]:
             "error_code": ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
             "error_message": f"no endpoint type {call.body['endpoint_type']}",
         }
-    host, port = call.broker.address_for(call.connection)
-    identity = call.broker.store.identity
+    topology = call.broker.topology
     return {
-        "cluster_id": identity.cluster_id,
-        "controller_id": identity.node_id,
-        "brokers": [{"broker_id": identity.node_id, "host": host, "port": port}],
-        "cluster_authorized_operations": OPERATIONS_NOT_ASKED,
+        "cluster_id": topology.cluster_id,
+        "controller_id": topology.controller_id,
+        "brokers": [
+            {"broker_id": node.node_id, "host": node.host, "port": node.port, "rack": node.rack}
+            for node in topology.nodes(call.connection)
+        ],
     }
 
 
 def find_coordinator(call: Call) -> dict[str, Any]:
-    """Answer with this node: it coordinates every group and every transaction."""
-    host, port = call.broker.address_for(call.connection)
-    node = {"node_id": call.broker.store.identity.node_id, "host": host, "port": port}
-    known = call.body["key_type"] in (0, 1)
-    refusal = {
-        "error_code": ErrorCode.INVALID_REQUEST,
-        "error_message": f"no coordinator of type {call.body['key_type']}",
-        "node_id": -1,
-        "host": "",
-        "port": -1,
-    }
-    answer = node if known else refusal
+    """Answer with the nodes that coordinate groups (type 0) or transactions (type 1)."""
     if call.version < 4:
-        return {"error_message": "NONE"} | answer
-    return {"coordinators": [{"key": key, **answer} for key in call.body["coordinator_keys"]]}
+        return {"error_message": "NONE"} | _coordinator(call, call.body["key"])
+    keys = call.body["coordinator_keys"]
+    return {"coordinators": [{"key": key, **_coordinator(call, key)} for key in keys]}
 
 
-# Empty, not null: Java's AdminClient fails on null.
-NO_ELIGIBLE_LEADERS: dict[str, list[int]] = {"eligible_leader_replicas": [], "last_known_elr": []}
+def _coordinator(call: Call, key: str) -> dict[str, Any]:
+    kind = call.body["key_type"]
+    found: object = ErrorCode.INVALID_REQUEST
+    if kind in (0, 1):
+        found = call.broker.topology.coordinator(kind, key, call.connection)
+    if isinstance(found, ErrorCode):
+        text = f"no coordinator of type {kind}"
+        if found is not ErrorCode.INVALID_REQUEST:
+            text = "the coordinator is not available yet"
+        return {
+            "error_code": found, "error_message": text, "node_id": -1, "host": "", "port": -1,
+        }  # fmt: skip
+    assert isinstance(found, NodeRow)
+    return {"node_id": found.node_id, "host": found.host, "port": found.port}
 
 
 def describe_topic_partitions(call: Call) -> dict[str, Any]:
     """Answer with topics page by page."""
-    names = sorted({each["name"] for each in call.body["topics"]}) or sorted(call.broker.store)
+    names = sorted({each["name"] for each in call.body["topics"]}) or call.broker.topology.names()
     cursor = call.body["cursor"]
     first = 0
     if cursor is not None:
@@ -187,7 +191,8 @@ def describe_topic_partitions(call: Call) -> dict[str, Any]:
     topics = []
     following = None
     for name in names:
-        found = _described(call, name) if name in call.broker.store else _unknown(name)
+        known = call.broker.topology.topic_id(name) is not None
+        found = _described(call, name) if known else _unknown(name)
         rows = found.get("partitions", [])[first:]
         if left == 0 or len(rows) > left:
             following = {"topic_name": name, "partition_index": first + left}
@@ -195,7 +200,7 @@ def describe_topic_partitions(call: Call) -> dict[str, Any]:
                 break
             rows = rows[:left]
         left -= len(rows)
-        topics.append(found | {"partitions": [row | NO_ELIGIBLE_LEADERS for row in rows]})
+        topics.append(found | {"partitions": rows})
         if following is not None:
             break
         first = 0

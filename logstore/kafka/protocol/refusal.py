@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeAlias
 
-from logstore.kafka.errors import ErrorCode
-from logstore.kafka.schema import Field, message
+from logstore.kafka.protocol.errors import ErrorCode
+from logstore.kafka.protocol.schema import Field, message
 
 __all__ = ["error_codes", "refusal"]
 

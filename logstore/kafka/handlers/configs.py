@@ -10,9 +10,9 @@ from typing import Any
 from logstore.config import ConfigError, PartitionConfig, dotted
 from logstore.errors import LogStoreError, UnknownTopicError
 from logstore.kafka.calls import Call
-from logstore.kafka.errors import ErrorCode, KafkaError, error_code, error_message
-from logstore.kafka.topic_settings import LIST, described, is_ignored, text, type_of
-from logstore.store.topic import Topic, check_topic_name
+from logstore.kafka.handlers.topic_settings import LIST, described, is_ignored, text, type_of
+from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code, error_message
+from logstore.store.topic import check_topic_name
 
 __all__ = ["alter_configs", "describe_configs", "incremental_alter_configs"]
 
@@ -22,12 +22,12 @@ FROM_STATIC_BROKER, FROM_DEFAULT = 4, 5
 EXPECTED = (KafkaError, LogStoreError, ConfigError, OSError)
 
 
-def _topic(call: Call, name: str) -> Topic:
+def _topic_settings(call: Call, name: str) -> PartitionConfig:
     check_topic_name(name)
-    topic = call.broker.store.get(name)
-    if topic is None:
+    settings = call.broker.topology.settings(name)
+    if settings is None:
         raise UnknownTopicError(name)
-    return topic
+    return settings
 
 
 def describe_configs(call: Call) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def describe_configs(call: Call) -> dict[str, Any]:
 
 def _settings(call: Call, kind: int, name: str) -> Iterator[dict[str, Any]]:
     if kind == TOPIC:
-        topic = _topic(call, name)
-        return described(topic.config, topic.config.changed())
+        settings = _topic_settings(call, name)
+        return described(settings, settings.changed())
     if kind == BROKER:
-        if name not in ("", str(call.broker.store.identity.node_id)):
+        if name not in ("", str(call.broker.topology.node_id)):
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"this node is not {name!r}")
         return iter(()) if not name else _of_node(call)
     if kind in (BROKER_LOGGER, CLIENT_METRICS):
@@ -161,16 +161,17 @@ def _alter(call: Call, changes: Any) -> list[dict[str, Any]]:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting is named twice")
             if kind not in (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP):
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"no resource type {kind}")
+            if kind == BROKER and all(c.get("config_operation") == DELETE for c in each["configs"]):
+                continue  # none is set
             if kind != TOPIC:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, "settings of the node are fixed")
             # A broker checks the settings before it looks for the topic.
-            known = call.broker.store.get(name)
-            config = PartitionConfig() if known is None else known.config
+            config = call.broker.topology.settings(name) or PartitionConfig()
             wanted = changes(config, each["configs"])
             config.with_settings(wanted)
-            topic = _topic(call, name)
+            _topic_settings(call, name)
             if not call.body["validate_only"]:
-                topic.alter(wanted)
+                call.broker.topology.alter(name, wanted)
         except EXPECTED as error:
             row |= {"error_code": error_code(error), "error_message": error_message(error)}
     return responses

@@ -13,9 +13,10 @@ from typing import Any
 from logstore.config import ConfigError
 from logstore.coordinators.group_coordinator import GroupCoordinator
 from logstore.coordinators.group_events import GroupState, JoinReply, SyncReply
-from logstore.errors import LogStoreError, RebalanceError
-from logstore.kafka.calls import Call, Pending
-from logstore.kafka.errors import ErrorCode, KafkaError, error_code
+from logstore.coordinators.quorum.outcome import Outcome
+from logstore.errors import CoordinatorError, LogStoreError, RebalanceError
+from logstore.kafka.calls import Call, Pending, answer_when
+from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code
 
 __all__ = [
     "delete_groups",
@@ -28,7 +29,10 @@ __all__ = [
     "sync_group",
 ]
 
-OPERATIONS_NOT_ASKED = -(1 << 31)
+
+# How long a request waits until other nodes have committed its records.  Kafka's
+# offsets.commit.timeout.ms is the same.
+COMMIT_SECONDS = 5.0
 
 
 def coordinator_of(call: Call) -> GroupCoordinator:
@@ -48,6 +52,11 @@ def group_error(error: BaseException) -> ErrorCode:
     if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.POLICY_VIOLATION):
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     return code
+
+
+def code_of(result: object) -> ErrorCode:
+    """Return the code for the result of a coordinator: its exception, or a value."""
+    return group_error(result) if isinstance(result, BaseException) else ErrorCode.NONE
 
 
 # ---- members ----
@@ -181,7 +190,7 @@ def heartbeat(call: Call) -> dict[str, Any]:
     return {"error_code": _code(error)}
 
 
-def leave_group(call: Call) -> dict[str, Any]:
+def leave_group(call: Call) -> dict[str, Any] | Pending:
     """Take members out of a group."""
     body = call.body
     if not body["group_id"]:
@@ -189,24 +198,40 @@ def leave_group(call: Call) -> dict[str, Any]:
     groups = coordinator_of(call)
     known = groups.knows(body["group_id"])
 
-    def leave(member: str, instance: str | None, reason: str) -> ErrorCode:
+    def leave(member: str, instance: str | None, reason: str) -> Outcome[str]:
         if not known:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return _code(
-            groups.leave(body["group_id"], member_id=member, instance_id=instance, reason=reason)
+            return Outcome.of(ErrorCode.UNKNOWN_MEMBER_ID.name)
+        return groups.leave_later(
+            body["group_id"], member_id=member, instance_id=instance, reason=reason
         )
 
+    def code(left: str | BaseException) -> ErrorCode:
+        return group_error(left) if isinstance(left, BaseException) else _code(left)
+
     if call.version < 3:
-        return {"error_code": leave(body["member_id"], None, "")}
-    members = [
-        {
-            "member_id": each["member_id"],
-            "group_instance_id": each["group_instance_id"],
-            "error_code": leave(each["member_id"], each["group_instance_id"], each["reason"] or ""),
+        one = leave(body["member_id"], None, "")
+        return answer_when(call, one, lambda left: {"error_code": code(left)}, COMMIT_SECONDS)
+    all_left = Outcome.all_of(
+        [
+            leave(each["member_id"], each["group_instance_id"], each["reason"] or "")
+            for each in body["members"]
+        ]
+    )
+
+    def answer(left: list[str | BaseException] | BaseException) -> dict[str, Any]:
+        results = [left] * len(body["members"]) if isinstance(left, BaseException) else left
+        return {
+            "members": [
+                {
+                    "member_id": each["member_id"],
+                    "group_instance_id": each["group_instance_id"],
+                    "error_code": code(result),
+                }
+                for each, result in zip(body["members"], results, strict=True)
+            ]
         }
-        for each in body["members"]
-    ]
-    return {"members": members}
+
+    return answer_when(call, all_left, answer, COMMIT_SECONDS)
 
 
 # ---- administration ----
@@ -219,14 +244,25 @@ def describe_groups(call: Call) -> dict[str, Any]:
 
 
 def _described(call: Call, groups: GroupCoordinator, name: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"group_id": name, "authorized_operations": OPERATIONS_NOT_ASKED}
-    if not groups.knows(name):
+    row: dict[str, Any] = {"group_id": name}
+    try:
+        known = groups.knows(name)
+    except CoordinatorError as error:
+        return row | {"error_code": error_code(error)}
+    if not known:
         row["group_state"] = "Dead"
         if call.version >= 6:
             row["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
             row["error_message"] = f"there is no group {name}"
         return row
-    with groups.locked(name) as machine:
+    with groups.locked_room(name) as room:
+        machine = room.machine
+        if room.consumer is not None:
+            row["group_state"] = "Dead"
+            if call.version >= 6:
+                row["error_code"] = ErrorCode.GROUP_ID_NOT_FOUND
+                row["error_message"] = f"Group {name} is not a classic group."
+            return row
         stable = machine.state is GroupState.STABLE
         protocol = machine.protocol if stable else None
         return row | {
@@ -254,32 +290,40 @@ def list_groups(call: Call) -> dict[str, Any]:
     types = {kind.lower() for kind in call.body["types_filter"]}
     rows = []
     for name in groups.group_ids():
-        with groups.locked(name) as machine:
-            state, protocol_type = str(machine.state), machine.protocol_type or ""
-        if (states and state.lower() not in states) or (types and "classic" not in types):
-            continue
-        rows.append(
-            {
+        with groups.locked_room(name) as room:
+            row = {
                 "group_id": name,
-                "protocol_type": protocol_type,
-                "group_state": state,
-                "group_type": "classic",
+                "protocol_type": room.protocol_type,
+                "group_state": room.state_name,
+                "group_type": room.group_type,
             }
-        )
+        if states and row["group_state"].lower() not in states:
+            continue
+        if not types or row["group_type"] in types:
+            rows.append(row)
     return {"groups": rows}
 
 
-def delete_groups(call: Call) -> dict[str, Any]:
+def delete_groups(call: Call) -> dict[str, Any] | Pending:
     """Delete groups without members, and their offsets."""
     groups = coordinator_of(call)
-    results = []
-    for name in dict.fromkeys(call.body["groups_names"]):
-        code = ErrorCode.NONE
+    names = list(dict.fromkeys(call.body["groups_names"]))
+
+    def delete(name: str) -> Outcome[range]:
         try:
             if not groups.knows(name):
                 raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
-            groups.delete_group(name)
+            return groups.delete_group(name)
         except (KafkaError, RebalanceError, LogStoreError, OSError) as error:
-            code = group_error(error)
-        results.append({"group_id": name, "error_code": code})
-    return {"results": results}
+            return Outcome.failed(error)
+
+    def answer(deleted: list[range | BaseException] | BaseException) -> dict[str, Any]:
+        ends = [deleted] * len(names) if isinstance(deleted, BaseException) else deleted
+        return {
+            "results": [
+                {"group_id": name, "error_code": code_of(end)}
+                for name, end in zip(names, ends, strict=True)
+            ]
+        }
+
+    return answer_when(call, Outcome.all_of([*map(delete, names)]), answer, COMMIT_SECONDS)

@@ -1,0 +1,1 @@
+"""What each request means: one module for each noun of the protocol."""

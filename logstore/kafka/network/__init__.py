@@ -1,0 +1,1 @@
+"""Sockets: accepting, reading frames, sending answers, within limits."""

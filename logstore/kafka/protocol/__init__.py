@@ -1,0 +1,1 @@
+"""Kafka's messages as bytes: the schemas, the codec that is generated from them, frames."""

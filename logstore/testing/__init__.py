@@ -10,6 +10,10 @@
 ``interrupts``   ``explore_interrupts``: raises Ctrl-C at every place of an operation
 ``history``      a recorder of client operations, and a checker for the anomalies of Jepsen's
                  Kafka tests; ``operations`` is the format
+``cluster``      ``ClusterUnderTest``: nodes in processes of their own; every fault is a method;
+                 ``link`` is the network between them, ``replica_files`` compares the logs
+``simulation``   ``simulate``: a cluster in virtual time, with faults, that runs the machines of
+                 `logstore.replication`
 ``fixtures``     pytest fixtures: a store that can be crashed, a clock, a recorder, a listener for
                  Kafka's clients; needs pytest
 ``strategies``   Hypothesis strategies for records and batches; needs the hypothesis package
@@ -23,31 +27,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
+from logstore.testing.cluster import ClusterUnderTest, ZooKeeperServers
+from logstore.testing.cluster_tree import ClusterTree, PartitionState
 from logstore.testing.compaction import CompactionRules, reference_compaction
 from logstore.testing.crash import CrashViolation, Exploration, explore, explore_recovery
 from logstore.testing.crash_states import Crash, Model, crash_states
-from logstore.testing.history import (
-    ALL_KINDS,
-    DEFAULT_KINDS,
-    Act,
-    Assign,
-    Commit,
-    Committed,
-    End,
-    Event,
-    History,
-    MalformedHistoryError,
-    Pending,
-    Poll,
-    Read,
-    Recorder,
-    Seek,
-    Send,
-    Snapshot,
-    assert_clean,
-    check,
-    reads_of,
-)
+from logstore.testing.history import ALL_KINDS, DEFAULT_KINDS, assert_clean, check
 from logstore.testing.history_findings import Copy, Finding, HistoryViolation
 from logstore.testing.interrupts import (
     InterruptExploration,
@@ -68,7 +53,27 @@ from logstore.testing.io_calls import (
     Trace,
     tree_of,
 )
+from logstore.testing.link import Link, Links
 from logstore.testing.model import LogModel, as_reference
+from logstore.testing.node_process import NodeProcess
+from logstore.testing.operations import (
+    Act,
+    Assign,
+    Commit,
+    Committed,
+    End,
+    Event,
+    History,
+    MalformedHistoryError,
+    Pending,
+    Poll,
+    Read,
+    Recorder,
+    Seek,
+    Send,
+    Snapshot,
+    reads_of,
+)
 from logstore.testing.reference import (
     FormatViolation,
     ReferenceBatch,
@@ -77,6 +82,7 @@ from logstore.testing.reference import (
     encode_batch,
     read_log,
 )
+from logstore.testing.replica_files import replica_problems
 from logstore.testing.sandbox import Sandbox, another_boot
 from logstore.testing.transactions import ModelBatch, ModelProducer, TransactionModel
 
@@ -109,6 +115,8 @@ __all__ = [
     "SYNCS",
     "Act",
     "Assign",
+    "ClusterTree",
+    "ClusterUnderTest",
     "Commit",
     "Committed",
     "CompactionRules",
@@ -127,12 +135,16 @@ __all__ = [
     "InterruptExploration",
     "InterruptViolation",
     "KafkaServerUnderTest",
+    "Link",
+    "Links",
     "LogModel",
     "MalformedHistoryError",
     "Model",
     "ModelBatch",
     "ModelProducer",
+    "NodeProcess",
     "Operation",
+    "PartitionState",
     "Pending",
     "Poll",
     "Read",
@@ -146,6 +158,7 @@ __all__ = [
     "StoreUnderTest",
     "Trace",
     "TransactionModel",
+    "ZooKeeperServers",
     "another_boot",
     "as_reference",
     "assert_clean",
@@ -174,6 +187,7 @@ __all__ = [
     "records",
     "reference_compaction",
     "reference_records",
+    "replica_problems",
     "timestamps",
     "tree_of",
 ]

@@ -63,6 +63,7 @@ class Crash:
         return f"{self.model} after step {self.step} ({self.last}): {self.story}"
 
 
+# Most files are the same in many states: each content is hashed once.  Cleared when it is large.
 _digests: dict[bytes, bytes] = {}
 
 
@@ -111,6 +112,8 @@ class _Builder:
     def _names(self, folder: Folder, choice: _Choice) -> dict[str, Node]:
         if choice.model == "kill":
             return folder.now
+        # Ordered: one journal for all folders, of which a prefix lasts.  Unordered: any subset of
+        # the changes of each folder since its last sync.
         ordered = choice.model == "ordered"
         names = dict(folder.committed if ordered else folder.durable)
         for change in self.disk.journal if ordered else folder.pending:
@@ -138,6 +141,7 @@ class _Builder:
         return self._remember(file, chosen)
 
     def _remember(self, file: File, chosen: list[Change]) -> bytes:
+        # `version` changes with each sync, because `durable` is another base then.
         key = (id(file), file.version, *(change.step for change in chosen))
         known = self._contents.get(key)
         if known is None:
@@ -207,8 +211,10 @@ def crash_states(
     changed = True  # the state before the first call is tried too
     last: Operation | None = None
     for step in range(len(operations) + 1):
+        # One step more than there are calls: the state after the last call.
         upcoming = operations[step] if step < len(operations) else None
         mine = step % shard[1] == shard[0]
+        # A call that changes nothing on disk leaves the states of the step before.
         if mine and (changed or upcoming is None):
             for choice, story in _choices(disk, models, per_step, seed + step):
                 tree = builder.tree(choice)
@@ -219,6 +225,7 @@ def crash_states(
             return
         if upcoming.kind == "mark":
             marks.append(upcoming.mark)
+            # A mark is a new promise: the same files are judged again with it.
             changed = True
         else:
             changed = disk.play(upcoming, step)
@@ -237,6 +244,7 @@ def _killed_inside(
     size = len(call.data)
     tree = _Builder(disk).tree(_Choice("kill", frozenset(), _all_data(disk)))
     before = node.now()
+    # A signal can stop a write after any byte; these four places stand for all.
     for at in sorted({1, size // 3, size // 2, size - 1} - {0, size}):
         change = Change(step, node, call.position, call.data, 0)
         torn = {
@@ -262,6 +270,7 @@ def _choices(
     if "kill" in models:
         yield _Choice("kill", frozenset(), data), "everything was done"
     writes = [change for change in changes if change.data]
+    # Only the newest write is torn: an earlier one was torn in the steps after it.
     newest = max(writes, key=lambda change: change.step, default=None)
     if newest is not None and newest.step != newest.file.pending[-1].step:
         newest = None  # a truncation removed it
@@ -332,6 +341,7 @@ def _subsets_with(
     counts: range, data: frozenset[int], seed: int
 ) -> Iterator[tuple[int, frozenset[int]]]:
     steps = sorted(data)
+    # All subsets if they are few, else a random sample.
     if len(counts) << len(steps) <= 1 << _SUBSETS_OF:
         for count in counts:
             for mask in range(1 << len(steps)):

@@ -65,6 +65,8 @@ class _Renaming:
     node: Node
 
     def apply(self, names: dict[str, Node]) -> None:
+        # In a crash state the name may belong to another node: changes before this one did not
+        # last.
         if self.old is not None and names.get(self.old) is self.node:
             del names[self.old]
         if self.new is not None:
@@ -84,7 +86,7 @@ def applied(content: bytes, changes: Sequence[Change]) -> bytes:
         else:
             end = change.position + len(change.data)
             if change.position > len(result):
-                result.extend(bytes(change.position - len(result)))
+                result.extend(bytes(change.position - len(result)))  # a hole reads as zeros
             result[change.position : end] = change.data
     return bytes(result)
 
@@ -170,6 +172,7 @@ class Disk:
             end = call.position + call.size
             node.pending.append(Change(self.step, node, 0, None, end, grows=True))
         else:
+            # An fsync of a file also commits the journal up to its creation, as ext4 and xfs do.
             self._commit([c.step for c in self.journal if c.node is node])
             if not node.pending:
                 return False
@@ -180,7 +183,7 @@ class Disk:
     def _sync_folder(self, folder: Folder) -> bool:
         self._commit([c.step for c in self.journal if c.folder is folder])
         changed = bool(folder.pending)
-        folder.durable, folder.pending = dict(folder.now), []
+        folder.durable, folder.pending = dict(folder.now), []  # the "unordered" model
         return changed
 
     def _commit(self, steps: list[int]) -> None:
@@ -210,6 +213,7 @@ class Disk:
 
     def _shown(self, folder: Folder) -> Iterator[Node]:
         yield from folder.durable.values()
+        # A folder or file may be removed now, and back after a crash: look at all three views.
         yield from folder.committed.values()
         for change in folder.pending:
             yield change.node

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from logstore import Store
 from logstore import open as open_store
 from logstore.clock import ManualClock
-from logstore.testing.history import Recorder
+from logstore.testing.operations import (
+    Recorder,
+)
 from logstore.testing.sandbox import directory_in_memory
 
 try:
@@ -62,7 +64,7 @@ class StoreUnderTest:
         """`options` are those of ``logstore.open``.  The default `clock` is a new ManualClock."""
         self.clock = ManualClock() if clock is None else clock
         self.crashes = 0
-        self._temporary = directory is None
+        self._temporary = directory is None  # then `close` removes it
         self._directory = Path(
             directory_in_memory("logstore-test-") if directory is None else directory
         )
@@ -172,6 +174,7 @@ class KafkaServerUnderTest:
 
         self.store = open_store(self.path, durability="os")
         self.server = KafkaServer(self.store, self._address, config=self._config).start()
+        # The free port that the first start got is used again: clients connect to the same address.
         self._address = self.server.bootstrap_servers
 
     def close(self) -> None:

@@ -42,49 +42,9 @@ from collections.abc import Collection, Iterable
 from logstore.testing.history_checks import CHECKS, Checker
 from logstore.testing.history_copies import check_copy
 from logstore.testing.history_findings import Copy, Finding, HistoryViolation
-from logstore.testing.operations import (
-    Act,
-    Assign,
-    Commit,
-    Committed,
-    End,
-    Event,
-    History,
-    MalformedHistoryError,
-    Operation,
-    Pending,
-    Poll,
-    Read,
-    Recorder,
-    Seek,
-    Send,
-    Snapshot,
-    reads_of,
-)
+from logstore.testing.operations import Event, History
 
-__all__ = [
-    "ALL_KINDS",
-    "DEFAULT_KINDS",
-    "Act",
-    "Assign",
-    "Commit",
-    "Committed",
-    "End",
-    "Event",
-    "History",
-    "MalformedHistoryError",
-    "Operation",
-    "Pending",
-    "Poll",
-    "Read",
-    "Recorder",
-    "Seek",
-    "Send",
-    "Snapshot",
-    "assert_clean",
-    "check",
-    "reads_of",
-]
+__all__ = ["ALL_KINDS", "DEFAULT_KINDS", "assert_clean", "check"]
 
 ALL_KINDS = (
     *("lost-write", "duplicate", "inconsistent-offsets"),

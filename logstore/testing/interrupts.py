@@ -32,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import os
 import random
 import shutil
@@ -52,6 +53,7 @@ Place = tuple[types.CodeType, int]  # the offset of the instruction that does no
 CALLS: Final = frozenset({"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 # An interrupt while a lock is waited for; a ``with`` of Python code has its own RESUME.
 WAITS: Final = frozenset({"BEFORE_WITH", "BEFORE_ASYNC_WITH"})
+_RETURN: Final = dis.opmap["RETURN_VALUE"]
 _OURS: Final = (__file__, "<frozen importlib")
 
 
@@ -93,22 +95,37 @@ def _visit(
 ) -> T:
     """Run `act`; call `visit` at each place of this thread.  `visit` may raise into `act`."""
     wanted = tuple(only)
+    returned_to: types.FrameType | None = None
 
     def trace(frame: types.FrameType, event: str, _: object) -> object:
+        nonlocal returned_to
         name = frame.f_code.co_filename
         if name.startswith(_OURS) or (wanted and not name.startswith(wanted)):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_lasti in _places(frame.f_code):
-            visit(frame)
+        if event == "opcode":
+            # `return f()` of a Python function: CPython looks for signals no earlier than in the
+            # caller, and an interrupt here could not be told from one there.
+            last = returned_to is frame and frame.f_code.co_code[frame.f_lasti] == _RETURN
+            returned_to = None
+            if not last and frame.f_lasti in _places(frame.f_code):
+                visit(frame)
+        elif event == "return":
+            returned_to = frame.f_back
         return trace
 
     before = sys.gettrace()
+    # A collection would run destructors of unrelated objects here: their places count too, so the
+    # numbers of places would differ from run to run.
+    collecting = gc.isenabled()
+    gc.disable()
     sys.settrace(trace)  # type: ignore[arg-type]
     try:
         return act()
     finally:
         sys.settrace(before)
+        if collecting:
+            gc.enable()
 
 
 def interrupt_at(number: int, act: Callable[[], object], *, only: Sequence[str] = ()) -> bool:
@@ -249,7 +266,7 @@ class _Explorer(Generic[T]):
             error: BaseException | None = None
             try:
                 interrupt_at(number, lambda: self.operate(subject), only=self.only)
-                self.swallowed += 1
+                self.swallowed += 1  # `operate` returned, although it was interrupted
             except KeyboardInterrupt as interrupt:
                 error = interrupt
             except BaseException:
@@ -278,10 +295,13 @@ class _Explorer(Generic[T]):
             except BaseException as error:  # noqa: BLE001  raised below
                 raised.append(error)
 
+        # A thread, so that a hang can be noticed; daemon, so that it does not keep the process
+        # alive.
         thread = threading.Thread(target=guarded, name="interrupted", daemon=True)
         thread.start()
         thread.join(self.timeout)
         if thread.is_alive():
+            # The directory stays: the thread that hangs still uses it.
             raise _HangError(f"no end after {self.timeout} s\n{_stacks()}")
         shutil.rmtree(directory, ignore_errors=True)
         if raised:
@@ -314,6 +334,7 @@ def _chosen(places: list[Place], limit: int | None, seed: int) -> list[int]:
     if limit is None or limit >= len(places):
         return list(range(1, len(places) + 1))
     numbers = list(range(1, len(places) + 1))
+    # Shuffled, then sorted by visits: `sorted` is stable, so equal visits stay in random order.
     random.Random(seed).shuffle(numbers)
     visits: dict[Place, int] = {}
 

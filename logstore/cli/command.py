@@ -72,7 +72,7 @@ class Verbs(click.Group):
 KNOWN_ELSEWHERE = {
     "ls": "topic ls", "list": "topic ls", "topics": "topic ls", "tail": "read --follow",
     "cat": "read", "consume": "read", "produce": "write", "append": "write", "check": "verify",
-    "groups": "group ls", "serve": "ui", "delete": "rm", "remove": "rm", "describe": "show",
+    "groups": "group ls", "delete": "rm", "remove": "rm", "describe": "show",
 }  # fmt: skip
 
 
@@ -103,8 +103,10 @@ VERBS = {
     "purge": ("upkeep", "Delete records before an offset or a time, or those of one key."),
     "export": ("transfer", "Write records to a file: JSON lines, CSV, Parquet, Arrow."),
     "import": ("transfer", "Append records from such a file."),
+    "follow": ("follow", "Copy a store or a Kafka into a directory, and keep the copy level."),
     "ui": ("ui", "Show topics, segments and messages in a browser.  Read-only."),
     "serve": ("serve", "Serve the store to Kafka's clients."),
+    "cluster": ("cluster", "Nodes, replicas and leaders of a cluster: show, create, elect, move."),
     "bench": ("bench", "Measure how fast a log is on this machine."),
     "doctor": ("doctor", "Check whether this machine and directory are suitable for a log."),
 }

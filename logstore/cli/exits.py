@@ -46,7 +46,9 @@ def exit_code(error: BaseException) -> int:
     by_kind: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
         ((KeyboardInterrupt, click.Abort), INTERRUPTED),
         ((errors.LockedError, errors.TopicExistsError, errors.ConflictError), BUSY),
-        ((errors.FencedError, FileExistsError), BUSY),
+        ((errors.FencedError, errors.DivergedError, errors.NotLeaderError, FileExistsError), BUSY),
+        ((errors.NodeIdInUseError, errors.ClusterMismatchError), BUSY),
+        ((errors.NotEnoughReplicasError,), BUSY),
         ((errors.CorruptLogError,), CORRUPT),
         ((errors.UnknownTopicError, errors.NotALogError, FileNotFoundError), NOT_FOUND),
         ((NotADirectoryError, LookupError), NOT_FOUND),
@@ -65,6 +67,8 @@ ADVICE = {
     "scan(on_corrupt='skip') reads": "--skip-corrupt reads",
     "repair(accept_loss=True)": "logstore repair --accept-loss",
     "repair() writes": "logstore repair writes",
+    "allow_truncate=True": "--allow-truncate",
+    "trim=True": "--trim",
     ", or open here with readonly=True": "",  # the verb chooses the mode
     ": exist_ok=True takes it as it is": "",  # a verb has an option for it
     "logstore export() needs": "logstore export needs",

@@ -74,7 +74,7 @@ class Output:
     def __init__(self, kind: str | None = None) -> None:
         self.terminal = sys.stdout.isatty()
         self.kind = kind or ("table" if self.terminal else "jsonl")
-        self.stream = _stdout()
+        self.stream = _stdout()  # buffered: a row is one write of many, not one system call
 
     def line(self, text: str) -> None:
         """Print a line.  The caller escapes text that comes from data."""
@@ -140,7 +140,7 @@ class Output:
                 head = True
             writer.writerow([_csv_cell(value) for value in row.values()])
             self.stream.write(stream.getvalue().encode("utf-8", "backslashreplace"))
-            stream.seek(0)
+            stream.seek(0)  # one row at a time, so that memory is bounded
             stream.truncate()
 
     def _table(self, shown: list[list[str]], columns: Sequence[Column]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,10 +23,13 @@ __all__ = [
     "Integer",
     "Session",
     "Verb",
+    "verb_of_cluster",
+    "durability_option",
     "partition_option",
     "partitions_of",
     "pass_session",
     "verb",
+    "zookeeper_option",
 ]
 
 
@@ -36,7 +39,8 @@ class Session:
     def __init__(self) -> None:
         self.store: str | None = None
         self.format: str | None = None
-        self._output: Output | None = None
+        self.zookeeper: str | None = None
+        self._output: Output | None = None  # made at first use: ``-o`` may follow the verb
 
     @property
     def path(self) -> str:
@@ -54,15 +58,29 @@ class Session:
 
         return self._opened(lambda path: logstore.open(path, readonly=True))
 
-    def writing(self, *, create: bool = False, durability: str = "fsync") -> Store:
-        """Open the store for writing.  LockedError names the process that holds its lock."""
-        import logstore
+    def writing(
+        self,
+        *,
+        create: bool = False,
+        durability: str = "fsync",
+        config: Mapping[str, str] | None = None,
+        alone: bool = True,
+    ) -> Store:
+        """Open the store for writing.  LockedError names the process that holds its lock.
+
+        ``alone=False``: as a node of a cluster, whose coordinators end open transactions.
+        """
         from logstore.cli.progress import Progress
+        from logstore.opening import open, open_member
 
         with Progress("checking", unit="bytes") as progress:
             return self._opened(
-                lambda path: logstore.open(
-                    path, create=create, durability=durability, progress=progress.reached
+                lambda path: (open if alone else open_member)(
+                    path,
+                    create=create,
+                    durability=durability,
+                    config=config,
+                    progress=progress.reached,
                 )
             )
 
@@ -71,12 +89,22 @@ class Session:
         try:
             store: Store = how(path)
         except FileNotFoundError as error:
+            # The directory is there, so that a file inside of it is missing.
             if os.path.lexists(path):
                 raise
             raise FileNotFoundError(
                 errno.ENOENT, "no store here: `logstore topic create` makes one", path
             ) from error
         return store
+
+    @property
+    def servers(self) -> str:
+        """Return the ZooKeeper of a cluster.  Raises UsageError if none was given."""
+        servers = self.zookeeper or os.environ.get("LOGSTORE_ZOOKEEPER")
+        if not servers:
+            raise click.UsageError("which cluster? Name its ZooKeeper with --zookeeper "
+                                   "HOST:PORT[/CHROOT], or in $LOGSTORE_ZOOKEEPER")  # fmt: skip
+        return servers
 
     @property
     def output(self) -> Output:
@@ -127,12 +155,31 @@ def output_option() -> click.Option:
     )
 
 
+def zookeeper_option() -> click.Option:
+    """Return the option ``--zookeeper``, which every verb of `cluster` has."""
+    return click.Option(
+        ["--zookeeper"],
+        metavar="HOST:PORT[,...][/CHROOT]",
+        help="The ZooKeeper of the cluster.  Default: $LOGSTORE_ZOOKEEPER.",
+        expose_value=False,
+        callback=_keep("zookeeper"),
+    )
+
+
 class Verb(click.Command):
     """A command that also takes ``-s`` and ``-o``."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.params += [store_option(), output_option()]
+
+
+class ClusterVerb(Verb):
+    """A verb that also takes ``--zookeeper``."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.params.append(zookeeper_option())
 
 
 class InputFile(click.Path):
@@ -173,9 +220,20 @@ partition_option = click.option(
 )
 
 
+def durability_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option --durability, with the default of `logstore.open`."""
+    levels = click.Choice(["fsync", "os"])
+    return click.option("--durability", type=levels, default="fsync", show_default=True, help=help)
+
+
 def verb(name: str) -> Callable[[Callable[..., Any]], Verb]:
     """Make a function a verb.  Its docstring is the help text."""
     return click.command(name, cls=Verb)
+
+
+def verb_of_cluster(name: str) -> Callable[[Callable[..., Any]], Verb]:
+    """Make a function a verb of `cluster`."""
+    return click.command(name, cls=ClusterVerb)
 
 
 def partitions_of(topic: Topic, numbers: Iterable[int] = ()) -> list[Partition]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -55,6 +56,8 @@ def doctor_verb(session: Session, no_fsync: bool) -> None:
         *_clock(),
         *_versions(),
         *_store(session, path),
+        *_listener(path),
+        *_cluster(session, path),
     ]
     columns = (plain("check"), plain("status"), plain("found"), plain("advice"))
     session.output.rows(rows, columns)
@@ -168,6 +171,53 @@ def _versions() -> Iterator[dict[str, str]]:
     yield _row("packages", "ok", ", ".join(have))
     if sys.maxsize < 1 << 32:
         yield _row("platform", "warn", "32 bits", "logs beyond 2 GiB are not tested there")
+
+
+def _listener(path: Path) -> Iterator[dict[str, str]]:
+    """Show a `logstore serve` that serves the store."""
+    from logstore.cli.served import find_listener
+
+    about = find_listener(path)
+    if about is None:
+        return
+    found = f"{', '.join(about['listeners'].values())}, pid {about['pid']}"
+    if "requests" in about:
+        found += (
+            f", {about['connections']:,} connections, {about['requests']:,} requests "
+            f"({about['requests_per_second']:,} a second since the start)"
+        )
+        yield _row("listener", "ok", found)
+    elif "metrics" in about:
+        yield _row("listener", "bad", found, f"http://{about['metrics']}/metrics does not answer")
+    else:
+        yield _row("listener", "ok", found, "`logstore serve --metrics` adds its load")
+
+
+CLUSTER_ADVICE = (
+    "replication factor 3, min.insync.replicas=2, unclean.leader.election.enable=false; producers "
+    "with acks=all and enable.idempotence=true; racks on all nodes or on none"
+)
+
+
+def _cluster(session: Session, path: Path) -> Iterator[dict[str, str]]:
+    """Show the cluster that the store is a node of, and its topics with a risky minimum."""
+    from logstore.cli.served import find_listener
+    from logstore.replication.embedded import EmbeddedTree
+
+    about = find_listener(path) or {}
+    if "node" in about:
+        place = f"node {about['node']}, ZooKeeper {about['zookeeper']}"
+    elif (path.parent / EmbeddedTree.NAME).exists():
+        place = f"{path.name} of the cluster in {path.parent}"
+    else:
+        return
+    yield _row("cluster", "ok", place, CLUSTER_ADVICE)
+    with contextlib.suppress(logstore.LogStoreError, OSError), session.reading() as store:
+        for name in store:
+            config = store[name].config
+            if not name.startswith("__") and config.min_insync_replicas == 1:
+                advice = "'in sync' means one copy: a record may be lost with its node"
+                yield _row(f"topic {name}", "warn", "min.insync.replicas is 1", advice)
 
 
 def _store(session: Session, path: Path) -> Iterator[dict[str, str]]:

@@ -100,6 +100,7 @@ def ls_verb(session: Session) -> None:
             rows.append(
                 {
                     "group": name,
+                    "type": description.group_type,
                     "state": description.state,
                     "members": len(description.members),
                     "topics": len({row["topic"] for row in offsets}),
@@ -111,6 +112,7 @@ def ls_verb(session: Session) -> None:
             )
         columns = (
             plain("group"),
+            plain("type"),
             plain("state"),
             number("members"),
             number("topics"),
@@ -163,9 +165,10 @@ def show_verb(session: Session, group: str, members: bool, history: bool) -> Non
             plain("member"),
         )
         if output.kind == "table":
+            word = "generation" if description.group_type == "classic" else "epoch"
             output.line(
                 f"{group}: {description.state}, {len(description.members)} members, "
-                f"generation {description.generation}"
+                f"{word} {description.generation}"
             )
         output.rows(_offsets(groups, group), columns, empty="nothing is committed")
 

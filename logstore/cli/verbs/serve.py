@@ -2,7 +2,8 @@
 
 The process is the store's one writer; other processes read the directory with readonly=True.  It
 serves until SIGTERM or Ctrl-C, then finishes the requests under way and closes the store.  A second
-signal closes the connections at once.
+signal closes the connections at once.  SIGHUP opens the request log again; SIGUSR1 writes the
+metrics to stderr.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
+import logging.handlers
 import os
+import queue
 import signal
 import socket
 import threading
@@ -24,23 +28,18 @@ import click
 
 import logstore
 from logstore.cli import exits
-from logstore.cli.session import InputFile, Session, pass_session, verb
+from logstore.cli.server_properties import ServerProperties, read_properties
+from logstore.cli.session import InputFile, Integer, Session, durability_option, pass_session, verb
+from logstore.cli.systemd import listening_sockets, notify, reloading, watchdog_seconds
 
 if TYPE_CHECKING:
-    from logstore.kafka.config import KafkaConfig
+    from logstore.kafka.clustering.served_node import ServedNode
     from logstore.kafka.server import KafkaServer
 
-__all__ = ["read_properties", "serve_verb"]
+__all__ = ["serve_verb"]
 
-# Names of a broker's server.properties that mean nothing for one node: accepted and not used.
-IGNORED = (
-    *("broker.id", "node.id", "process.roles", "log.dir", "log.dirs", "broker.rack"),
-    *("zookeeper.", "controller.", "inter.broker.", "offsets.topic.", "transaction.state.log."),
-    *("replica.", "num.network.threads", "num.recovery.threads", "num.replica.", "socket.send."),
-    *("socket.receive.", "group.coordinator.", "share.", "metadata.", "quota.", "background."),
-    *("listener.security.protocol.map", "default.replication.factor", "min.insync.replicas"),
-)
-LISTENERS = "listeners"
+DEFAULT = "127.0.0.1:9092"
+LOOK_SECONDS = 1.0  # how often the event loop is looked at
 
 
 @verb("serve")
@@ -64,13 +63,20 @@ LISTENERS = "listeners"
     metavar="NAME=VALUE",
     help="One setting; before those of the file.",
 )
+@durability_option("When a record is acknowledged.")
 @click.option(
-    "--durability",
-    type=click.Choice(["fsync", "os"]),
-    default="fsync",
-    show_default=True,
-    help="When a record is acknowledged.",
+    "--node",
+    "node_id",
+    type=Integer(0, (1 << 31) - 1),
+    metavar="N",
+    help="The number of this node in a cluster; needs --zookeeper.",
 )
+@click.option(
+    "--zookeeper",
+    metavar="HOST:PORT[,...][/CHROOT]",
+    help="Be a node of the cluster whose metadata is there.",
+)
+@click.option("--rack", metavar="NAME", help="The rack of this node: replicas are spread.")
 @click.option(
     "--create-topic",
     "topics",
@@ -83,6 +89,33 @@ LISTENERS = "listeners"
     default=True,
     show_default=True,
     help="Retention, compaction and flush.ms, as the topics' settings have them.",
+)
+@click.option(
+    "--control-listen",
+    "control",
+    metavar="HOST:PORT",
+    help="A second address for operators, with its own threads and limits; no records.",
+)
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics for Prometheus and /health over HTTP.  Without a host: loopback.",
+)
+@click.option(
+    "--ui", type=Integer(0, 65535), metavar="PORT", help="Serve the page of `logstore ui`, too."
+)
+@click.option(
+    "--request-log",
+    type=click.Path(dir_okay=False),
+    help="Append a line of JSON for each request to this file; no record data.",
+)
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="SPEC",
+    help="Misbehave, to test clients: fail:Produce,error=NOT_LEADER_OR_FOLLOWER,times=3 or "
+    "delay:Fetch,seconds=0.5 or drop:EndTxn,after=true.",
 )
 @click.option(
     "--ready-fd",
@@ -98,8 +131,16 @@ def serve_verb(
     config_file: str | None,
     settings: tuple[str, ...],
     durability: str,
+    node_id: int | None,
+    zookeeper: str | None,
+    rack: str | None,
     topics: tuple[str, ...],
     maintenance: bool,
+    control: str | None,
+    metrics: str | None,
+    ui: int | None,
+    request_log: str | None,
+    faults: tuple[str, ...],
     ready_fd: int | None,
 ) -> None:
     """Serve the store to Kafka's clients, until Ctrl-C or SIGTERM.
@@ -108,43 +149,102 @@ def serve_verb(
     address without a change.  On a foreign address every client may read and delete everything.
     """
     began = time.monotonic()
-    config, addresses = _configured(config_file, settings, advertise)
-    with session.writing(create=True, durability=durability) as store:
+    # Before the store is opened: a wrong setting must not create a directory.
+    properties = _properties(config_file, settings, advertise, zookeeper, node_id, rack)
+    member = properties.member
+    if topics and member:
+        raise click.UsageError("--create-topic is for one node; in a cluster: kafka-topics, or "
+                               "`logstore cluster create`")  # fmt: skip
+    from logstore.kafka.config import KafkaConfig  # slow to import, as are those below
+    from logstore.kafka.server import KafkaServer
+
+    config = KafkaConfig.of(properties.listener)
+    _check_descriptor(ready_fd)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(
+            session.writing(
+                create=True,
+                durability=durability,
+                config=properties.topics,
+                alone=member is None,
+            )
+        )
         for text in topics:
             _create(store, text)
-        bound = listen or addresses or ("127.0.0.1:9092",)
-        with _started(store, bound, config, maintenance) as server:
-            ready = {
-                "ready": True,
-                "listeners": {n: f"{h}:{p}" for n, (h, p) in server.addresses.items()},
-                "pid": os.getpid(),
-                "store": str(store.path),
-                "ms": round((time.monotonic() - began) * 1000),
-            }
-            words = [
-                f"logstore {logstore.__version__} serves {store.path}: {len(store)} topics, "
-                f"durability {durability}, node {store.identity.node_id} of cluster "
-                f"{store.identity.cluster_id}",
-                f"ready on {server.bootstrap_servers} after {ready['ms']} ms",
-            ]
+        handler = stack.enter_context(_request_log(request_log)) if request_log else None
+        bound: list[str | socket.socket] = [*listening_sockets(), *(listen or properties.addresses)]
+        served = None
+        if member is None:
+            server = KafkaServer(store, bound or DEFAULT, config=config, maintain=maintenance)
+        else:
+            from logstore.kafka.clustering.served_node import ServedNode
 
-            def announce() -> None:
-                if session.output.terminal:
-                    session.output.one(ready, words=words)
-                else:
-                    click.echo(json.dumps(ready))
-                session.output.flush()
-                _tell(ready_fd, ready)
+            with _busy_if_taken():
+                served = ServedNode(
+                    store,
+                    node_id=member.node_id,
+                    metadata=member.session,
+                    listen=bound or DEFAULT,
+                    config=config,
+                    node_config=member.settings,
+                    maintain=maintenance,
+                )
+            server = served.server
+        for spec in faults:
+            server.faults.add(spec)
+        stack.enter_context(_started(server if served is None else served))
+        ready = {
+            "ready": True,
+            "listeners": {name: _shown(address) for name, address in server.addresses.items()},
+            "pid": os.getpid(),
+            "store": str(store.path),
+        }
+        if member is not None:
+            ready |= {"node": member.node_id, "zookeeper": member.zookeeper}
+        ready |= stack.enter_context(_neighbours(server, control, metrics, ui))
+        ready["ms"] = round((time.monotonic() - began) * 1000)
+        stack.enter_context(_named(store.path, ready))
 
-            _serve(server, announce)
+        def announce() -> None:
+            if session.output.terminal:
+                session.output.one(ready, words=_words(store, durability, ready))
+            else:
+                click.echo(json.dumps(ready))
+            session.output.flush()
+            _tell(ready_fd, ready)
+
+        _serve(server, announce, handler, server.close if served is None else served.close)
 
 
-def _configured(
-    path: str | None, settings: tuple[str, ...], advertise: str | None
-) -> tuple[KafkaConfig, tuple[str, ...]]:
-    """Return the settings of the listener and the addresses that the file has."""
-    from logstore.kafka.config import KafkaConfig
+def _words(store: logstore.Store, durability: str, ready: dict[str, Any]) -> list[str]:
+    """Return what a person at a terminal reads."""
+    others = [f"{name} on {ready[name]}" for name in ("metrics", "ui") if name in ready]
+    return [
+        f"logstore {logstore.__version__} serves {store.path}: {len(store)} topics, "
+        f"durability {durability}, node {store.identity.node_id} of cluster "
+        f"{store.identity.cluster_id}",
+        *others,
+        f"ready on {', '.join(ready['listeners'].values())} after {ready['ms']} ms",
+    ]
 
+
+def _shown(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# ---- settings ----
+
+
+def _properties(
+    path: str | None,
+    settings: tuple[str, ...],
+    advertise: str | None,
+    zookeeper: str | None,
+    node_id: int | None,
+    rack: str | None,
+) -> ServerProperties:
+    """Return the settings of the file, of ``-c`` and of the options; the last one counts."""
     given: dict[str, str] = {}
     if path is not None:
         given |= read_properties(Path(path).read_text("utf-8"))
@@ -152,38 +252,31 @@ def _configured(
         name, equals, value = text.partition("=")
         if not equals:
             raise click.UsageError(f"-c takes NAME=VALUE, not {text!r}")
-        given[name.strip()] = value.strip()
+        given[name.strip()] = value.strip()  # after the file: -c wins
     if advertise:
         given["advertised.listeners"] = advertise
-    addresses = tuple(each.strip() for each in given.pop(LISTENERS, "").split(",") if each.strip())
-    unused = sorted(name for name in given if name.startswith(IGNORED))
-    for name in unused:
-        del given[name]
-    if unused:
-        click.echo(f"not used by one node: {', '.join(unused)}", err=True)
-    return KafkaConfig.of(given), addresses
-
-
-def read_properties(text: str) -> dict[str, str]:
-    r"""Return the settings of a server.properties: ``name=value``, ``#``, ``\`` at a line's end."""
-    found: dict[str, str] = {}
-    line = ""
-    for piece in text.splitlines():
-        line += piece.strip() if line else piece.lstrip()
-        if line.startswith(("#", "!")) or not line:
-            line = ""
-            continue
-        if line.endswith("\\"):
-            line = line[:-1]
-            continue
-        name, separator, value = line.partition("=")
-        if not separator:
-            name, separator, value = line.partition(":")
-        if not separator:
-            raise click.UsageError(f"a setting is name=value, not {line!r}")
-        found[name.strip()] = value.strip()
-        line = ""
+    if zookeeper:
+        given["zookeeper.connect"] = zookeeper
+    if node_id is not None:
+        given["node.id"] = str(node_id)
+        if not given.get("zookeeper.connect"):
+            raise click.UsageError("--node needs --zookeeper HOST:PORT, the metadata of a cluster")
+    if rack:
+        given["broker.rack"] = rack
+    found = ServerProperties.of(given)
+    if found.unused:
+        where = "one node" if found.member is None else "a cluster on ZooKeeper"
+        click.echo(f"not used by {where}: {', '.join(found.unused)}", err=True)
     return found
+
+
+def _check_descriptor(descriptor: int | None) -> None:
+    """Refuse a descriptor that is not open, before the store is opened."""
+    if descriptor is not None:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            raise click.UsageError(f"--ready-fd {descriptor}: no such descriptor") from None
 
 
 def _create(store: logstore.Store, text: str) -> None:
@@ -193,62 +286,160 @@ def _create(store: logstore.Store, text: str) -> None:
     store.create_topic(name, partitions=int(count or 1), exist_ok=True)
 
 
-@contextlib.contextmanager
-def _started(
-    store: logstore.Store, addresses: tuple[str, ...], config: KafkaConfig, maintenance: bool
-) -> Iterator[KafkaServer]:
-    from logstore.kafka.server import KafkaServer
+# ---- what runs ----
 
-    server = KafkaServer(store, addresses, config=config, maintain=maintenance)
+
+@contextlib.contextmanager
+def _busy_if_taken() -> Iterator[None]:
+    """Turn an address that is taken into exit code 3."""
     try:
-        server.start()
+        yield
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise exits.CommandError(exits.BUSY, str(error.strerror)) from None
         raise
+
+
+@contextlib.contextmanager
+def _started(server: KafkaServer | ServedNode) -> Iterator[None]:
+    with _busy_if_taken():
+        server.start()
     try:
-        yield server
+        yield
     finally:
-        _notify("STOPPING=1")
         server.close()
 
 
-def _serve(server: KafkaServer, announce: Callable[[], None]) -> None:
-    """Announce that the server is ready, and wait for a signal."""
-    stop = threading.Event()
-    signals = 0
+@contextlib.contextmanager
+def _neighbours(
+    server: KafkaServer, control: str | None, metrics: str | None, ui: int | None
+) -> Iterator[dict[str, Any]]:
+    """Start the control listener, the metrics and the page; yield their addresses by name."""
+    addresses: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack, _busy_if_taken():
+        if control is not None:
+            from logstore.kafka.control import ControlServer
 
-    def caught(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        stop.set()
-        if signals > 1:
-            server.abort()
+            other = stack.enter_context(ControlServer(server.store, control, config=server.config))
+            addresses["control"] = other.bootstrap_servers
+        if metrics is not None:
+            from logstore.kafka.monitor import Monitor
 
-    before = {number: signal.signal(number, caught) for number in (signal.SIGTERM, signal.SIGINT)}
+            monitor = Monitor(server, metrics)
+            stack.callback(monitor.close)
+            addresses["metrics"] = monitor.start().address
+        if ui is not None:
+            from logstore.cli.verbs.ui import UiServer
+
+            page = stack.enter_context(UiServer(server.store, ui))
+            threading.Thread(target=page.serve_forever, name="logstore ui", daemon=True).start()
+            stack.callback(page.shutdown)
+            addresses["ui"] = page.url
+        yield addresses
+
+
+@contextlib.contextmanager
+def _named(store: Path, ready: dict[str, Any]) -> Iterator[None]:
+    """Have `doctor` and `ui` find the listener.  The address of the page has a key: left out."""
+    from logstore.cli.served import forget_listener, name_listener
+
+    shown = ("listeners", "pid", "control", "metrics", "node", "zookeeper")
+    name_listener(store, {name: ready[name] for name in shown if name in ready})
+    try:
+        yield
+    finally:
+        forget_listener(store)
+
+
+@contextlib.contextmanager
+def _request_log(path: str) -> Iterator[logging.handlers.WatchedFileHandler]:
+    """Write the request log to a file, in a thread of its own: the loop does not wait for it."""
+    file = logging.handlers.WatchedFileHandler(path)
+    lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    listener = logging.handlers.QueueListener(lines, file)
+    enqueue = logging.handlers.QueueHandler(lines)
+    logger = logging.getLogger("logstore.kafka.request")
+    logger.addHandler(enqueue)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    listener.start()
+    try:
+        yield file
+    finally:
+        logger.removeHandler(enqueue)
+        listener.stop()
+        file.close()
+
+
+def _serve(
+    server: KafkaServer,
+    announce: Callable[[], None],
+    request_log: logging.handlers.WatchedFileHandler | None,
+    close: Callable[[], object],
+) -> None:
+    """Announce that the server is ready, and act on signals until one ends it.
+
+    A signal handler only queues its number: `SimpleQueue.put` may interrupt any call.
+    """
+    caught: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ends = 0
+
+    def signalled(number: int, frame: FrameType | None) -> None:
+        nonlocal ends
+        caught.put(number)
+        if number in (signal.SIGTERM, signal.SIGINT):
+            ends += 1
+            if ends > 1:
+                server.abort()
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, signalled) for number in numbers}
     try:
         announce()
-        _notify(f"READY=1\nSTATUS=ready on {server.bootstrap_servers}")
-        while not stop.wait(1.0):
-            pass
-        server.close()
+        status = f"STATUS=ready on {server.bootstrap_servers}"
+        notify(f"READY=1\n{status}")
+        seconds = watchdog_seconds()
+        if seconds is not None:
+            server.call_every(seconds, lambda: notify("WATCHDOG=1"))
+        for number in _until_ended(server, caught):
+            if number == signal.SIGUSR1:
+                _print_metrics(server)
+            else:
+                notify(reloading())
+                if request_log is not None:
+                    request_log.reopenIfNeeded()
+                notify(f"READY=1\n{status}")
+        notify("STOPPING=1")
+        close()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if signals > 1:
+    if ends > 1:
         raise exits.CommandError(exits.INTERRUPTED, "connections were closed at once")
+
+
+def _until_ended(server: KafkaServer, caught: queue.SimpleQueue[int]) -> Iterator[int]:
+    """Yield the signals that do not end the server, until one does."""
+    while True:
+        try:
+            number = caught.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            if server.ended:
+                words = "the event loop ended by an error of its own"
+                raise exits.CommandError(exits.FAILED, words) from None
+            continue
+        if number in (signal.SIGTERM, signal.SIGINT):
+            return
+        yield number
+
+
+def _print_metrics(server: KafkaServer) -> None:
+    from logstore.kafka.metrics import metrics_text
+
+    click.echo(metrics_text(server.metrics()), err=True, nl=False)
 
 
 def _tell(descriptor: int | None, ready: dict[str, Any]) -> None:
     if descriptor is not None:
         with os.fdopen(descriptor, "w") as out:
             out.write(json.dumps(ready) + "\n")
-
-
-def _notify(state: str) -> None:
-    """Tell systemd, if it started us."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-        out.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -220,23 +220,32 @@ def _partition_row(log: Partition, description: Any) -> dict[str, Any]:
     }
 
 
+def config_option(help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option("-c", "--config", multiple=True, metavar="NAME=VALUE",
+                        shell_complete=setting_names, help=help)  # fmt: skip
+
+
 @verb("create")
 @click.argument("topic", shell_complete=topic_names)
 @click.option("-p", "--partitions", type=Integer(1), default=1, show_default=True)
-@click.option(
-    "-c",
-    "--config",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=setting_names,
-    help="A setting, by Kafka's name: retention.ms=7d, segment.bytes=64MiB.",
-)
+@config_option("A setting, by Kafka's name: retention.ms=7d, segment.bytes=64MiB.")
+@click.option("--replication-factor", type=Integer(1), default=1, hidden=True)
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 @pass_session
 def create_verb(
-    session: Session, topic: str, partitions: int, config: tuple[str, ...], if_not_exists: bool
+    session: Session,
+    topic: str,
+    partitions: int,
+    config: tuple[str, ...],
+    replication_factor: int,
+    if_not_exists: bool,
 ) -> None:
     """Create a topic, and the store if it is missing."""
+    if replication_factor > 1:
+        raise click.UsageError(
+            f"one store has one copy of each record, not {replication_factor}; in a cluster: "
+            f"`logstore cluster create {topic} --replication-factor {replication_factor}`"
+        )
     settings = settings_of(config)
     with session.writing(create=True) as store:
         there = topic in store
@@ -253,14 +262,7 @@ def create_verb(
 
 @verb("alter")
 @click.argument("topic", shell_complete=topic_names)
-@click.option(
-    "-c",
-    "--config",
-    multiple=True,
-    metavar="NAME=VALUE",
-    shell_complete=setting_names,
-    help="A setting; NAME= resets it to the default.",
-)
+@config_option("A setting; NAME= resets it to the default.")
 @click.option("--add-partitions", type=Integer(1), metavar="N", help="Add N partitions.")
 @pass_session
 def alter_verb(

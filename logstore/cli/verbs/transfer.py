@@ -126,6 +126,7 @@ def export_verb(
             store[topic], partitions=partition, start=start, stop=stop, where=where,
             committed=committed,
         )  # fmt: skip
+        # The file appears under its name only if all records were written.
         with Progress("exporting") as progress, _whole_file(file) as stream:
             count = _EXPORTS[form](chosen, stream, progress)
     if file != "-":
@@ -146,6 +147,7 @@ def _cell(data: bytes | None) -> str:
 
 
 def _export_csv(chosen: Selection, stream: BinaryIO, progress: Progress) -> int:
+    # `detach` at the end: else its destructor would close `stream`, which the caller owns.
     text = io.TextIOWrapper(stream, "utf-8", newline="", write_through=True)
     writer = csv.writer(text)
     writer.writerow(CSV_FIELDS)
@@ -275,6 +277,7 @@ def import_verb(
     if form in ("parquet", "arrow"):
         needed("pyarrow", "logstore import", "arrow")
     with contextlib.ExitStack() as stack:
+        # Before the store: a file that cannot be read must not create a store.
         stream = sys.stdin.buffer if file == "-" else stack.enter_context(open(file, "rb"))
         store = stack.enter_context(session.writing(create=create))
         target = target_of(store, topic, create=create)
@@ -314,11 +317,14 @@ def _import_csv(stream: BinaryIO) -> Iterator[Message]:
         if "value" not in names:
             raise InvalidRecordError(f"no column 'value'; there are {sorted(names)}")
         for row in rows:
+            # A DictReader puts surplus cells below the key None, and None into missing ones.
             if None in row or None in row.values():
                 raise InvalidRecordError(f"line {rows.line_num} has more or fewer cells than names")
             key = row.get("key") or None
             headers = json.loads(row["headers"]) if row.get("headers") else None
             fields = {
+                # An empty cell is null if there is a key, as a tombstone has, and empty bytes
+                # otherwise.
                 "value": _from_cell(row["value"]) if row["value"] or not key else None,
                 "key": None if key is None else _from_cell(key),
                 "headers": headers,

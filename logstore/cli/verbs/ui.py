@@ -36,6 +36,7 @@ import click
 import logstore
 from logstore.cli import exits
 from logstore.cli.bounds import Bound
+from logstore.cli.served import find_listener
 from logstore.cli.session import Integer, Session, pass_session, verb
 from logstore.cli.verbs.read import Selection
 from logstore.cli.verbs.topic import totals
@@ -204,6 +205,7 @@ def _store(store: Store, query: Query) -> dict[str, Any]:
         "now": time.time_ns() // 1_000_000,
         "topics": topics,
         "faults": faults,
+        "listener": find_listener(store.path),
     }
 
 

@@ -21,7 +21,14 @@ from logstore.cli.bounds import TIME
 from logstore.cli.completion import topic_names
 from logstore.cli.messages import Message, message_of
 from logstore.cli.progress import Progress
-from logstore.cli.session import InputFile, Integer, Session, pass_session, verb
+from logstore.cli.session import (
+    InputFile,
+    Integer,
+    Session,
+    durability_option,
+    pass_session,
+    verb,
+)
 from logstore.cli.text import bytes_text
 from logstore.errors import UnknownTopicError
 
@@ -67,13 +74,7 @@ UNTOLD_MAX = 10_000  # with -v: flush and print offsets after this many records
     "-Z", "--null", "null", is_flag=True, help="Write an empty value as null, a tombstone."
 )
 @click.option("-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
-@click.option(
-    "--durability",
-    type=click.Choice(["fsync", "os"]),
-    default="fsync",
-    show_default=True,
-    help="Wait for the disk, or only for the operating system.",
-)
+@durability_option("Wait for the disk, or only for the operating system.")
 @click.option(
     "--keep-partitions", is_flag=True, help="With jsonl: write to the partition in each line."
 )
@@ -166,6 +167,7 @@ def lines_of(stream: BinaryIO, most: int) -> Iterator[tuple[bytes, int]]:
     """
     from logstore.errors import InvalidRecordError
 
+    # `read1` returns what a pipe has now; `read` would wait for the whole chunk.
     read = getattr(stream, "read1", stream.read)
     rest, number = b"", 0
     while chunk := read(READ_BYTES):
@@ -297,7 +299,9 @@ class Appender:
         writer = self._writers.get(number)
         if writer is None:
             log = self._topic[number]
+            # No other writer: this process holds the lock of the store, so offsets can be counted.
             self._ends[number] = log.end_offset
+            # No linger: `flush` is called when the input pauses, which needs no thread.
             writer = log.writer(compression=self._compression, linger=None)
             self._writers[number] = writer
         writer.append(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.figure import OURS, Figure
 from benchmarks.progress import Progress
-from benchmarks.race import Run, race
+from benchmarks.race import Run, Turn, medians, race
 from benchmarks.sizes import Sizes
 from benchmarks.workspace import Workspace
 
@@ -33,6 +33,23 @@ class Bench:
         return race(
             entrants,
             rounds=rounds or self.sizes.rounds,
+            settle=self.workspace.settle if writes else None,
+            step=self.progress.step,
+        )
+
+    def left_out(self, id: str, reason: str | None) -> bool:
+        """Report why a bar cannot be measured here; False if `reason` is None."""
+        if reason is not None:
+            self.progress.note(f"{id} is left out: {reason}")
+        return reason is not None
+
+    def medians(
+        self, entrants: Mapping[str, Turn], *, writes: bool = False, rounds: int | None = None
+    ) -> dict[str, tuple[float, ...]]:
+        """Medians by name: for servers, whose slow turns are their own and not the machine's."""
+        return medians(
+            entrants,
+            rounds=min(rounds or self.sizes.wire_rounds, self.sizes.wire_rounds),
             settle=self.workspace.settle if writes else None,
             step=self.progress.step,
         )

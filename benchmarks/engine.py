@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 # The engine may be missing, and is then Any to the type checker as well.
@@ -45,16 +46,29 @@ def open_store(path: Path, *, durability: str = "os") -> Log:
     return importlib.import_module("logstore").open(path, durability=durability)
 
 
+def open_cluster(path: Path) -> Log:
+    """Three nodes in this process."""
+    return importlib.import_module("logstore").Cluster(path, nodes=3, durability="os")
+
+
 def consumer(store: Log, topic: str, **options: object) -> Log:
     return importlib.import_module("logstore").Consumer(store, topic, **options)
 
 
 def timing_wheel() -> Any:
-    return importlib.import_module("logstore.timer").TimingWheel()
+    return importlib.import_module("logstore.timers").TimingWheel()
 
 
 def producer(store: Log, transactional_id: str | None = None) -> Any:
     return importlib.import_module("logstore").Producer(store, transactional_id)
+
+
+def encoded(values: list[bytes]) -> bytes:
+    """One batch of at most 1 MiB."""
+    encoder = importlib.import_module("logstore").BatchEncoder(batch_bytes=1 << 20)
+    for value in values:
+        encoder.append(value)
+    return bytes(encoder.take())
 
 
 def compactor(log: Log, *, memory_bytes: int) -> Any:
@@ -66,6 +80,25 @@ def fill(path: Path, lists: Iterable[list[bytes]]) -> None:
     with open_log(path) as log:
         for values in lists:
             log.extend(values)
+
+
+def write_buffered(log: Log, values: list[bytes]) -> float:
+    """Records a second through a Writer, its close included."""
+    started = perf_counter()
+    with log.writer() as out:
+        append = out.append
+        for value in values:
+            append(value)
+    return len(values) / (perf_counter() - started)
+
+
+def append_each(log: Log, values: list[bytes]) -> float:
+    """Records a second, one call of `append` for each."""
+    append = log.append
+    started = perf_counter()
+    for value in values:
+        append(value)
+    return len(values) / (perf_counter() - started)
 
 
 def log_files(path: Path) -> list[Path]:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 
 Run = Callable[[], float]
 """Does the whole work once; returns its rate (units a second) over the timed part only."""
+
+Turn = Callable[[], tuple[float, ...]]
+"""Does the whole work once; returns some numbers about it."""
 
 GAIN = 1.02  # a best this much above the last one is news
 PATIENCE = 2  # rounds without news that end the race
@@ -51,7 +55,30 @@ def race(
     return best
 
 
-def turns(entrants: Mapping[str, Run], rounds: int) -> Iterator[list[str]]:
+def medians(
+    entrants: Mapping[str, Turn],
+    *,
+    rounds: int,
+    settle: Callable[[], None] | None = None,
+    step: Callable[[str], None] | None = None,
+) -> dict[str, tuple[float, ...]]:
+    """The median of each number of each entrant, after a warm-up unless there is one round only."""
+    taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in entrants}
+    for number, order in enumerate(turns(entrants, rounds), start=rounds == 1):
+        if number > rounds:
+            break
+        for name in order:
+            if step is not None:
+                step(f"round {number}, {name}")
+            if settle is not None:
+                settle()
+            result = entrants[name]()
+            if number:
+                taken[name].append(result)
+    return {name: tuple(map(median, zip(*results, strict=True))) for name, results in taken.items()}
+
+
+def turns(entrants: Mapping[str, object], rounds: int) -> Iterator[list[str]]:
     """Who runs after whom: one way, then the other; the warm-up comes on top of `rounds`."""
     order = list(entrants)
     for _ in range(rounds + 1):

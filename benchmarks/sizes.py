@@ -28,7 +28,14 @@ class Sizes:
     compaction_records: int
     compaction_keys: int
     spark_records: int
-    wire_bytes: int  # produced and consumed by a Kafka client, for each size of record
+    wire_rounds: int  # the median counts
+    wire_bytes: int  # produced and consumed by a Kafka client in one turn
+    wire_through_bytes: int  # through a server before its memory is read
+    wire_singles: int  # requests of one record
+    wire_connections: int  # idle ones; a fifth of them for long polls
+    wire_topics: int
+    wire_transactions: int
+    wire_seconds: float  # of idleness
 
 
 FULL = Sizes(
@@ -50,7 +57,14 @@ FULL = Sizes(
     compaction_records=10_000_000,
     compaction_keys=1_000_000,
     spark_records=4_000_000,
-    wire_bytes=256 * MIB,
+    wire_rounds=5,
+    wire_bytes=96 * MIB,
+    wire_through_bytes=2 * GIB,
+    wire_singles=2000,
+    wire_connections=990,
+    wire_topics=1000,
+    wire_transactions=100,
+    wire_seconds=5.0,
 )
 
 QUICK = Sizes(
@@ -72,5 +86,12 @@ QUICK = Sizes(
     compaction_records=200_000,
     compaction_keys=20_000,
     spark_records=200_000,
+    wire_rounds=1,
     wire_bytes=4 * MIB,
+    wire_through_bytes=16 * MIB,
+    wire_singles=50,
+    wire_connections=50,
+    wire_topics=20,
+    wire_transactions=10,
+    wire_seconds=0.5,
 )

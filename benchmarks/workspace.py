@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -16,6 +16,7 @@ MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs"}
 class Workspace:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.until_end = ExitStack()  # what runs until the run ends; closed before the directory is
 
     @classmethod
     @contextmanager
@@ -26,7 +27,15 @@ class Workspace:
             dir=parent or default_parent(),
             ignore_cleanup_errors=True,
         ) as name:
-            yield cls(Path(name))
+            workspace = cls(Path(name))
+            with workspace.until_end:
+                yield workspace
+
+    def kept(self, name: str) -> Path:
+        """A new directory that stays until the run ends."""
+        path = self.path / name
+        path.mkdir()
+        return path
 
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

@@ -36,12 +36,7 @@ def buffered_appends(bench: Bench) -> Iterator[Figure]:
 
     def ours() -> float:
         with scratch("log") as path, engine.open_log(path / "bench-0") as log:
-            started = perf_counter()
-            with log.writer() as out:
-                append = out.append
-                for value in values:
-                    append(value)
-            return len(values) / (perf_counter() - started)
+            return engine.write_buffered(log, values)
 
     def framed() -> float:
         with scratch("framed") as path:
@@ -126,11 +121,7 @@ def single_appends(bench: Bench) -> Iterator[Figure]:
 
     def ours() -> float:
         with scratch("log") as path, engine.open_log(path / "bench-0") as log:
-            append = log.append
-            started = perf_counter()
-            for value in values:
-                append(value)
-            return len(values) / (perf_counter() - started)
+            return engine.append_each(log, values)
 
     def write() -> float:
         with scratch("raw") as path:
@@ -175,11 +166,7 @@ def synced_appends(bench: Bench) -> Iterator[Figure]:
 
     def one_thread() -> float:
         with scratch("log") as path, engine.open_log(path / "bench-0", durability="fsync") as log:
-            append = log.append
-            started = perf_counter()
-            for value in values:
-                append(value)
-            return len(values) / (perf_counter() - started)
+            return engine.append_each(log, values)
 
     def many_threads() -> float:
         with scratch("log") as path, engine.open_log(path / "bench-0", durability="fsync") as log:

@@ -46,13 +46,7 @@ def sends(bench: Bench) -> Iterator[Figure]:
 
     def writer() -> float:
         with scratch("store") as path, engine.open_store(path) as store:
-            log = store.create_topic("bench")[0]
-            started = perf_counter()
-            with log.writer() as out:
-                append = out.append
-                for value in values:
-                    append(value)
-            return len(values) / (perf_counter() - started)
+            return engine.write_buffered(store.create_topic("bench")[0], values)
 
     def persisted() -> float:
         with scratch("queue") as path:

@@ -120,9 +120,8 @@ def scan_memory(bench: Bench) -> Iterator[Figure]:
 
 
 def write_buffered(path: Path, values: list[bytes]) -> None:
-    with engine.open_log(path) as log, log.writer() as out:
-        for value in values:
-            out.append(value)
+    with engine.open_log(path) as log:
+        engine.write_buffered(log, values)
 
 
 def columns_rate(log: engine.Log, path: Path) -> float:

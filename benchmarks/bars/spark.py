@@ -34,9 +34,7 @@ SINK_SHARE = 8  # the sink writes a part of the records only
 
 @bar("P11", "Spark", needs_engine=True)
 def spark(bench: Bench) -> Iterator[Figure]:
-    reason = why_not()
-    if reason is not None:
-        bench.progress.note(f"P11 is left out: {reason}")
+    if bench.left_out("P11", why_not()):
         return
     from pyspark_logstore import local_session, register
 

@@ -8,6 +8,7 @@ Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=explore looks f
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -50,29 +51,27 @@ def make_log(tmp_path: Path) -> Iterator[MakeLog]:
 
     Opening the same name again, after a close, reopens the same directory.
     """
-    opened: list[Partition] = []
+    with contextlib.ExitStack() as closing:
 
-    def make(
-        name: str = "orders-0",
-        *,
-        durability: str = "os",
-        readonly: bool = False,
-        clock: ManualClock | None = None,
-        **config: Any,
-    ) -> Partition:
-        partition = Partition.open(
-            tmp_path / name,
-            durability=durability,
-            readonly=readonly,
-            clock=clock,
-            config=config or None,
-        )
-        opened.append(partition)
-        return partition
+        def make(
+            name: str = "orders-0",
+            *,
+            durability: str = "os",
+            readonly: bool = False,
+            clock: ManualClock | None = None,
+            **config: Any,
+        ) -> Partition:
+            partition = Partition.open(
+                tmp_path / name,
+                durability=durability,
+                readonly=readonly,
+                clock=clock,
+                config=config or None,
+            )
+            closing.callback(partition.close)
+            return partition
 
-    yield make
-    for partition in reversed(opened):
-        partition.close()
+        yield make
 
 
 @pytest.fixture
@@ -83,16 +82,14 @@ def log(make_log: MakeLog) -> Partition:
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
     """make_store(name="store", *, durability="os", **options); opening a closed one again works."""
-    opened: list[Store] = []
+    with contextlib.ExitStack() as closing:
 
-    def make(name: str = "store", *, durability: str = "os", **options: Any) -> Store:
-        store = logstore.open(tmp_path / name, durability=durability, **options)
-        opened.append(store)
-        return store
+        def make(name: str = "store", *, durability: str = "os", **options: Any) -> Store:
+            store = logstore.open(tmp_path / name, durability=durability, **options)
+            closing.callback(store.close)
+            return store
 
-    yield make
-    for store in reversed(opened):
-        store.close()
+        yield make
 
 
 @pytest.fixture

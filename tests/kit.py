@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import shutil
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
+import pytest
 
 from logstore import Partition, Store
 from logstore.store.store import abandon_store
@@ -55,6 +57,28 @@ def with_crc(batch: bytes | bytearray) -> bytes:
     return bytes(batch[:17]) + struct.pack(">I", crc32c.crc32c(batch[21:])) + bytes(batch[21:])
 
 
+def peer_encode(module: str, records: Iterable[Any], codec: int, **producer: int) -> bytes:
+    """Return a batch that the ``default_records`` module of another client encodes."""
+    builder = pytest.importorskip(module).DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=producer.get("transactional", 0),
+        producer_id=producer.get("producer_id", -1),
+        producer_epoch=producer.get("producer_epoch", -1),
+        base_sequence=producer.get("base_sequence", -1),
+        batch_size=1 << 24,
+    )
+    for offset, record in enumerate(records):
+        builder.append(
+            offset,
+            timestamp=record.timestamp,
+            key=record.key,
+            value=record.value,
+            headers=list(record.headers),
+        )
+    return bytes(builder.build())
+
+
 def crash(log: Partition, to: str | Path = "crashed-0") -> Path:
     """Copy the directory of an open log to `to`, which is next to it, and return the copy.
 
@@ -85,6 +109,13 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not become true in {patience:.0f} s"
         between()
+
+
+def join(threads: Iterable[threading.Thread]) -> None:
+    """Wait for the end of the threads; fail if one does not end."""
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 def wait_until_freed(*references: weakref.ref[Any]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import logstore
 from logstore.checking.problem import Problem, ProblemKind
+from logstore.cli.exits import exit_code, message_of
 from logstore.errors import LogStoreError
 
 
@@ -36,19 +37,39 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
     "CodecUnavailableError": lambda: logstore.CodecUnavailableError(
         "snappy", package="cramjam", extra="snappy"
     ),
+    "ClusterMismatchError": lambda: logstore.ClusterMismatchError("a", "b", where="data"),
     "ConflictError": lambda: logstore.ConflictError(5, 7, where="orders-0"),
+    "DivergedError": lambda: logstore.DivergedError(
+        "the source was truncated", where="orders-0", common_offset=5, end_offset=7
+    ),
+    **{
+        name: lambda name=name: getattr(logstore, name)("__consumer_offsets", 7)
+        for name in (
+            *("CoordinatorError", "CoordinatorLoadingError"),
+            *("CoordinatorNotAvailableError", "NotCoordinatorError"),
+        )
+    },
     "CorruptLogError": corrupt,
+    "CorruptMetadataError": lambda: logstore.CorruptMetadataError(
+        "the checksum is wrong", path="a/logstore.cluster"
+    ),
     "DiskFullError": disk_full,
     "FailedLogError": lambda: logstore.FailedLogError("an fsync failed", offsets=range(0)),
     "FencedError": lambda: logstore.FencedError(4, 5, where="orders-0"),
     "IndeterminateAppendError": lambda: logstore.IndeterminateAppendError(
-        "an fsync failed", offsets=range(3, 5)
+        "an fsync failed", offsets=range(3, 5), leader_epoch=7
     ),
     "InterruptedAppendError": lambda: logstore.InterruptedAppendError(offsets=range(3, 4)),
     "LockedError": lambda: logstore.LockedError("a/.lock", pid=1, holder="java"),
     "LogTruncatedError": lambda: logstore.LogTruncatedError(
         9, truncated_to=5, start=0, end=6, where="orders-0"
     ),
+    "MetadataUnavailableError": lambda: logstore.MetadataUnavailableError(
+        "no server of localhost:2181 answers", since=1.5
+    ),
+    "NodeIdInUseError": lambda: logstore.NodeIdInUseError(3, "host-a"),
+    "NotEnoughReplicasError": lambda: logstore.NotEnoughReplicasError(1, 2, where="orders-0"),
+    "NotLeaderError": lambda: logstore.NotLeaderError("orders-0", leader=2, epoch=5, asked=4),
     "OffsetOutOfRangeError": lambda: logstore.OffsetOutOfRangeError(9, start=0, end=6),
     "OutOfOrderSequenceError": lambda: logstore.OutOfOrderSequenceError(
         "a batch is missing", producer_id=1, sequence=8, expected=4
@@ -58,6 +79,9 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
     ),
     "RecordNotFoundError": lambda: logstore.RecordNotFoundError(4, where="orders-0"),
     "RecordTooLargeError": lambda: logstore.RecordTooLargeError(200, 100),
+    "ReplicaOfflineError": lambda: logstore.ReplicaOfflineError(
+        "an fsync failed", where="orders-0"
+    ),
     "SerializationError": lambda: logstore.SerializationError(
         ValueError("x"), part="key", topic="orders", data=b"\xff", partition=0, offset=4
     ),
@@ -131,3 +155,29 @@ class SubclassError(logstore.OffsetOutOfRangeError):
         super().__init__(first, start=0, end=1)
         self.args = (f"{first} and {second}",)
         self.second = second
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("ClusterMismatchError", 3),
+        ("CorruptMetadataError", 4),
+        ("MetadataUnavailableError", 5),
+        ("NodeIdInUseError", 3),
+        ("NotEnoughReplicasError", 3),
+        ("ReplicaOfflineError", 6),
+    ],
+)
+def test_an_error_of_a_cluster_ends_the_command_with_its_code(name: str, code: int) -> None:
+    assert exit_code(make(name)) == code
+    assert message_of(make(name)) == str(make(name))
+
+
+def test_an_indeterminate_append_has_the_epoch_of_its_leader() -> None:
+    error = ERRORS["IndeterminateAppendError"]()
+    assert isinstance(error, logstore.IndeterminateAppendError)
+    assert error.leader_epoch == 7
+    for name in ("FailedLogError", "InterruptedAppendError"):
+        alone = ERRORS[name]()
+        assert isinstance(alone, logstore.IndeterminateAppendError)
+        assert alone.leader_epoch == -1

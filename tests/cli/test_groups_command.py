@@ -32,6 +32,7 @@ def test_groups_and_their_lag(command: Command) -> None:
     del row["lag_seconds"], row["lag_bytes"]
     assert row == {
         "group": "workers",
+        "type": "classic",
         "state": "Empty",
         "members": 0,
         "topics": 1,

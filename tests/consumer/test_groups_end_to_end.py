@@ -15,14 +15,14 @@ import pytest
 
 import logstore
 from logstore import Consumer, Groups, Producer, RebalanceError, Store, TopicPartition
-from logstore.testing.history import (
+from logstore.testing.history import assert_clean
+from logstore.testing.operations import (
     Assign,
     Commit,
     Poll,
     Recorder,
     Send,
     Snapshot,
-    assert_clean,
     reads_of,
 )
 from tests.kit import wait_until

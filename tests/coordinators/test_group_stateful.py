@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import random
 import tempfile
 from typing import Any
@@ -36,6 +35,7 @@ from logstore.coordinators.group_events import (
     SyncReply,
 )
 from logstore.coordinators.group_machine import GroupMachine
+from tests.machines import fast_directory
 
 PARTITIONS = range(5)
 SESSION, REBALANCE = 10_000, 4_000  # a static member may be away for longer than a rebalance
@@ -433,11 +433,6 @@ class ConsumersStepByStep(RuleBasedStateMachine):
                 consumer.close()
             self.store.close()
             self.directory.cleanup()
-
-
-def fast_directory() -> str | None:
-    """Nothing here is about the disk."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 TestConsumersStepByStep = ConsumersStepByStep.TestCase

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import logstore
 from logstore import Compactor, InvalidRecordError, Maintenance, Store
 from logstore.clock import ManualClock
+from logstore.coordinators.consumer_group.records import ConsumerGroupKey
 from logstore.coordinators.internal_topics import CONSUMER_OFFSETS
 from logstore.coordinators.offset_book import OffsetBook
 from logstore.coordinators.offset_ledger import Ledger
@@ -40,7 +41,8 @@ def test_keys_and_values_are_kafkas() -> None:
     assert GroupKey("g").encode().hex() == "0002000167"
     assert parse_key(OffsetKey("g", "t", 3).encode()) == OffsetKey("g", "t", 3)
     assert parse_key(GroupKey("g").encode()) == GroupKey("g")
-    assert parse_key(b"\x00\x05\x00\x01g\x00\x01m") is None
+    assert parse_key(b"\x00\x05\x00\x01g\x00\x01m") == ConsumerGroupKey(5, "g", "m")
+    assert parse_key(b"\x00\x09\x00\x01g\x00\x01m") is None  # of a share group
 
 
 @pytest.mark.parametrize(

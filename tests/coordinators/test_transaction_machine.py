@@ -101,6 +101,7 @@ states = st.sampled_from([s for s in S if s not in (S.DEAD, S.PREPARE_EPOCH_FENC
         previous_producer_id=int64,
         next_producer_id=int64,
         client_version=st.integers(0, 2),
+        in_process=st.booleans(),
     )
 )
 @settings(max_examples=60)
@@ -108,7 +109,8 @@ def test_what_is_written_is_read_again(known: TransactionMetadata) -> None:
     if known.state is S.EMPTY:
         known = dataclasses.replace(known, partitions=frozenset())
     assert decode_key(encode_key(known.transactional_id)) == known.transactional_id
-    assert TransactionMetadata.decode(known.transactional_id, known.encode()) == known
+    read = TransactionMetadata.decode(known.transactional_id, known.encode(), known.headers)
+    assert read == known
 
 
 RECORD = TransactionMetadata(
@@ -180,6 +182,20 @@ class Driven:
             self.effects.append(effect)
             effect = self.machine.done(effect, now)
 
+    def restart(self) -> None:
+        """Load what is stored."""
+        known = self.machine.get("t")
+        assert known is not None
+        self.machine = TransactionMachine()
+        self.machine.replay("t", TransactionMetadata.decode("t", known.encode(), known.headers))
+
+    def init_client(self) -> tuple[int, int]:
+        """Make a Kafka client the producer."""
+        self.drive(self.machine.init_producer("t", 1000, 0, fresh_id=fresh, in_process=False))
+        known = self.machine.get("t")
+        assert known is not None and not known.in_process
+        return known.identity
+
     def init(self, expected: tuple[int, int] | None = None) -> tuple[int, int]:
         before = self.machine.get("t")
         if before is not None and before.state is S.ONGOING:
@@ -190,11 +206,15 @@ class Driven:
         assert known is not None
         return known.producer_id, known.producer_epoch
 
-    def add(self, who: tuple[int, int], *partitions: tuple[str, int], now: int = 0) -> None:
-        self.drive(self.machine.add_partitions("t", *who, partitions, now))
+    def add(self, who: tuple[int, int], *partitions: tuple[str, int], now: int = 0,
+            version: int | None = None) -> None:  # fmt: skip
+        self.drive(self.machine.add_partitions("t", *who, partitions, now, client_version=version))
 
-    def end(self, who: tuple[int, int], *, commit: bool = True) -> tuple[int, int]:
-        self.drive(self.machine.end("t", *who, 0, commit=commit, fresh_id=fresh))
+    def end(self, who: tuple[int, int], *, commit: bool = True,
+            version: int | None = None) -> tuple[int, int]:  # fmt: skip
+        self.drive(
+            self.machine.end("t", *who, 0, commit=commit, fresh_id=fresh, client_version=version)
+        )
         known = self.machine.get("t")
         assert known is not None
         return known.producer_id, known.producer_epoch
@@ -311,6 +331,66 @@ def test_an_epoch_that_runs_out_at_a_time_out_gives_a_new_id() -> None:
     assert again[1] == 0 and again[0] != 7
     driven.add(again, ("a", 0))
     driven.end(again)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("epoch", [0, EPOCH_MAX - 1])
+def test_a_client_of_version_2_repeats_an_end_after_a_restart(epoch: int, commit: bool) -> None:
+    driven = Driven()
+    pid, _ = driven.init_client()
+    driven.machine.replay(
+        "t", metadata(producer_id=pid, producer_epoch=epoch, timeout_ms=1000, client_version=0)
+    )
+    who = (pid, epoch)
+    driven.add(who, ("a", 0), version=2)
+    after = driven.end(who, commit=commit, version=2)
+    assert after == (pid, epoch + 1) if epoch == 0 else after[0] != pid
+    driven.restart()
+    assert driven.end(who, commit=commit, version=2) == after
+    with pytest.raises(TransactionStateError, match="has ended: it is Complete"):
+        driven.end(who, commit=not commit, version=2)
+    driven.add(after, ("a", 0), version=2)
+    driven.restart()
+    with pytest.raises(FencedError):
+        driven.end(who, commit=commit, version=2)
+    assert driven.state is S.ONGOING
+
+
+def test_a_client_of_version_2_aborts_without_a_partition() -> None:
+    driven = Driven()
+    who = driven.init_client()
+    with pytest.raises(TransactionStateError, match="it is Empty"):
+        driven.end(who, commit=True, version=2)
+    for epoch in (1, 2):
+        after = driven.end(who, commit=False, version=2)
+        assert after == (who[0], epoch) and driven.state is S.COMPLETE_ABORT
+        assert driven.end(who, commit=False, version=2) == after
+        who = after
+    with pytest.raises(TransactionStateError, match="it is CompleteAbort"):
+        driven.end(who, commit=True, version=2)
+    driven.add(who, ("a", 0), version=2)
+    assert driven.end(who, version=2) == (who[0], 3)
+
+
+def test_the_version_of_a_request_decides_if_the_epoch_stays() -> None:
+    driven = Driven()
+    who = driven.init_client()
+    driven.add(who, ("a", 0), version=2)
+    assert driven.end(who, version=0) == who
+    assert driven.end(who, version=0) == who
+    driven.add(who, ("a", 0), version=0)
+    assert driven.end(who, version=2) == (who[0], who[1] + 1)
+
+
+def test_a_client_of_version_0_whose_transaction_timed_out_is_fenced() -> None:
+    driven = Driven()
+    who = driven.init_client()
+    driven.add(who, ("a", 0), version=0)
+    driven.drive(driven.machine.abort("t", 6001))
+    for commit in (True, False):
+        with pytest.raises(TransactionAbortedError):
+            driven.end(who, commit=commit, version=0)
+    assert driven.end(who, commit=False, version=2) == (who[0], who[1] + 1)
 
 
 def test_while_one_effect_is_under_way_others_wait() -> None:

@@ -24,8 +24,13 @@ from typing import cast
 import logstore
 from logstore import Consumer, Producer
 from logstore.coordinators.offset_book import OffsetBook
-from logstore.testing.history import Committed, Recorder, Send, assert_clean
+from logstore.testing.history import assert_clean
 from logstore.testing.history_findings import Copy
+from logstore.testing.operations import (
+    Committed,
+    Recorder,
+    Send,
+)
 
 PARTITIONS = 2
 GROUP = "copiers"

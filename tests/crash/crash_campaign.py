@@ -185,13 +185,7 @@ def campaign(
                 known = figures.per_scenario.get(name)
                 skip = frozenset(known.digests) if known is not None else frozenset()
                 tasks.append(Task(name, shard, per_step, number, skip))
-        for done, (name, result) in enumerate(_run(_explore, tasks, workers), 1):
-            figures.add(name, result)
-            for violation in result.violations:
-                say(f"{name}: {violation}")
-            if done % 10 == 0 or done == len(tasks):
-                states = sum(each.distinct for each in figures.per_scenario.values())
-                say(f"round {number + 1}: {done} of {len(tasks)} tasks, {states} states")
+        _collect(figures, _explore, tasks, workers, f"round {number + 1}", say)
         if figures.distinct >= target or figures.violations:
             break
     return figures
@@ -213,14 +207,26 @@ def second_crashes(
         for shard in shards(one_in)
         for name in SCENARIOS
     ]
-    for done, (name, result) in enumerate(_run(_explore_twice, tasks, workers), 1):
+    _collect(figures, _explore_twice, tasks, workers, "inside recovery", say)
+    return figures
+
+
+def _collect(
+    figures: Figures,
+    act: Callable[[Task], tuple[str, Exploration]],
+    tasks: list[Task],
+    workers: int,
+    when: str,
+    say: Callable[[str], None],
+) -> None:
+    """Run the tasks, add their results to the figures, and report from time to time."""
+    for done, (name, result) in enumerate(_run(act, tasks, workers), 1):
         figures.add(name, result)
         for violation in result.violations:
             say(f"{name}: {violation}")
         if done % 10 == 0 or done == len(tasks):
             states = sum(each.distinct for each in figures.per_scenario.values())
-            say(f"inside recovery: {done} of {len(tasks)} tasks, {states} states")
-    return figures
+            say(f"{when}: {done} of {len(tasks)} tasks, {states} states")
 
 
 def main() -> int:

@@ -175,6 +175,13 @@ class Log:
         self.partition.truncate(end)
         self.ledger.was_cut(self.where, end)
 
+    def restart_at(self, offset: int) -> None:
+        self.ledger.cut(self.where, offset)
+        self.ledger.raise_start(self.where, offset)
+        self.partition.parts.cutter.restart_at(offset)
+        self.ledger.was_cut(self.where, offset)
+        self.ledger.start_is(self.where, offset)
+
     def trim(self, start: int) -> None:
         self.ledger.raise_start(self.where, start)
         self.partition.trim(start)
@@ -333,6 +340,33 @@ def truncate(root: str, ledger: Ledger) -> None:
     log.append(b"other")
     log.truncate(3)  # across segments
     log.append(b"another")
+    log.close()
+
+
+@scenario(prepare=filled)
+def truncate_whole_batches(root: str, ledger: Ledger) -> None:
+    note_filled(ledger)
+    log = open_log(root, ledger)
+    log.partition.parts.view.set_high_watermark(9)
+    log.extend([b"a", b"b", b"c", b"d"])
+    ledger.cut(log.where, 10)
+    assert log.partition.parts.cutter.truncate(12, whole_batches=True) == 10
+    ledger.was_cut(log.where, 10)
+    log.append(b"other")
+    log.close()
+
+
+@scenario(prepare=filled)
+def restart_at(root: str, ledger: Ledger) -> None:
+    note_filled(ledger)
+    log = open_log(root, ledger)
+    log.partition.become_leader(4)
+    log.append(b"before")
+    log.restart_at(50)  # above the end
+    log.append(b"after")
+    log.append(b"another", durability="os")
+    log.restart_at(51)  # inside of the log
+    log.append(b"last")
     log.close()
 
 

@@ -512,11 +512,14 @@ def streams() -> list[tuple[str, int, bytes, bytes]]:
     ]
 
 
-@pytest.mark.parametrize(
+WITH_EVERY_STREAM = pytest.mark.parametrize(
     ("codec", "stream", "payload"),
     [stream[1:] for stream in streams()],
     ids=[stream[0] for stream in streams()],
 )
+
+
+@WITH_EVERY_STREAM
 def test_every_truncation_is_an_error_or_visibly_short(
     codec: int, stream: bytes, payload: bytes
 ) -> None:
@@ -532,11 +535,7 @@ def test_every_truncation_is_an_error_or_visibly_short(
         assert payload.startswith(restored)
 
 
-@pytest.mark.parametrize(
-    ("codec", "stream", "payload"),
-    [stream[1:] for stream in streams()],
-    ids=[stream[0] for stream in streams()],
-)
+@WITH_EVERY_STREAM
 def test_every_changed_byte_is_an_error_or_bounded(
     codec: int, stream: bytes, payload: bytes
 ) -> None:

@@ -34,7 +34,7 @@ from logstore.testing import (
     read_log,
 )
 from logstore.testing.strategies import batches, record_lists, reference_records
-from tests.kit import with_crc
+from tests.kit import peer_encode, with_crc
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 PEERS = ["kafka.record", "aiokafka.record"]
@@ -94,28 +94,10 @@ def peer_read_directory(package: str, path: Path) -> Iterator[ReferenceRecord]:
                 )
 
 
-def peer_encode(
+def peer_append(
     package: str, items: Sequence[ReferenceRecord], codec: int, base_offset: int
 ) -> bytes:
-    module = pytest.importorskip(f"{package}.default_records")
-    builder = module.DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=codec,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=1 << 24,
-    )
-    for delta, item in enumerate(items):
-        builder.append(
-            delta,
-            timestamp=item.timestamp,
-            key=item.key,
-            value=item.value,
-            headers=list(item.headers),
-        )
-    batch = bytearray(builder.build())
+    batch = bytearray(peer_encode(f"{package}.default_records", items, codec))
     struct.pack_into(">q", batch, 0, base_offset)  # what a broker does at append
     struct.pack_into(">i", batch, 12, 0)
     return bytes(batch)
@@ -251,7 +233,7 @@ def test_the_engine_reads_what_a_peer_writes(
     contents = b""
     expected: list[ReferenceRecord] = []
     for items in data.draw(st.lists(st.lists(timed, min_size=1, max_size=20), max_size=4)):
-        contents += peer_encode(package, items, codec, len(expected))
+        contents += peer_append(package, items, codec, len(expected))
         expected += [
             replace(item, offset=offset) for offset, item in enumerate(items, len(expected))
         ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import logstore
 from logstore import Partition
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -38,6 +39,7 @@ def run(example: str, *arguments: object) -> str:
         ("work_log.py", "every result once, in order"),
         ("exactly_once.py", "100 committed, 100 different"),
         ("worker_group.py", "400 jobs done; all committed: True"),
+        ("three_nodes.py", "acknowledged, 0 lost, 0 twice"),
         ("rewind.py", "from Tuesday on again, right tax: 2880"),
         ("kafka_server.py", "the group continues at offset 4"),
         ("frames.py", "arrow: 50000 rows, total 24864583"),
@@ -56,9 +58,17 @@ def test_tailing_shows_the_last_records(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_copy_is_level_after_following_once(tmp_path: Path) -> None:
+    with logstore.open(tmp_path / "data") as store:
+        store.create_topic("orders").extend([b"order"] * 20, partition=0)
+        shown = run("follow.py", tmp_path / "data", tmp_path / "copy", "--once")
+    assert shown == "1 partitions, 20 records copied, 0 behind, 0.0 s\n"
+
+
 def test_the_demo_runs() -> None:
     shown = run("demo.py", 20_000)
     assert "nothing lost" in shown
+    assert "201 records, none of them lost" in shown
     assert "rows counted" in shown or "skipped: " in shown
 
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LEAVES = (
     *("_native", "errors", "config", "clock", "closeable", "record"),
     *("partitioner", "serialization", "interceptors", "where", "times", "timers", "waking"),
+    "shared_syncs",
 )
 LAYERS: tuple[tuple[str, ...], ...] = (
     LEAVES,
@@ -38,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("partition",),
     ("store",),
     ("upkeep", "coordinators"),
+    ("replication",),
     ("producer", "consumer", "kafka"),
     ("opening",),
     ("testing", "cli"),
@@ -52,8 +54,9 @@ MAY_USE_FACADE = frozenset({"testing", "cli"})
 CORE_UNITS = (
     *("status", "format", "crc32c", "murmur2", "io", "io_path", "io_recorder", "memory", "bytes"),
     "lz4_frame",
-    *("batch", "batch_keep", "aborted", "uniform_run", "columns", "index", "segment", "read_ahead"),
-    *("offset_map", "cleaner"),
+    *("batch", "batch_check", "batch_keep", "aborted", "uniform_run", "columns", "index"),
+    *("segment", "read_ahead", "offset_map", "cleaner", "frame_cursor", "produce_frame"),
+    "fetch_frame",
 )
 
 # ---- Python: imports between packages -------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Write logstore/kafka/schemas.json: Kafka's message schemas, stripped to what the codec needs.
+"""Write `schemas.json` of logstore.kafka.protocol: Kafka's schemas, as far as the codec needs them.
 
-    python tests/interop/extract_schemas.py kafka-clients-4.3.1.jar > logstore/kafka/schemas.json
+    python tests/interop/extract_schemas.py JAR > logstore/kafka/protocol/schemas.json
 
 The jar of Kafka's clients holds one JSON file for each message (Apache License 2.0).  Comments,
 descriptions, map keys and entity types are left out.  Names become snake_case.

@@ -32,8 +32,10 @@ DUMPED_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 
 _POM = Path(__file__).with_name("pom.xml")
 _CLIENTS_POM = Path(__file__).with_name("clients.pom.xml")
+_SPARK_POM = Path(__file__).with_name("spark.pom.xml")
+_STREAMS_POM = Path(__file__).with_name("streams.pom.xml")
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_MVN_TIMEOUT = 600.0
+_MAKE_TIMEOUT = 600.0
 _TOOL_TIMEOUT = 120.0
 _JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -54,7 +56,7 @@ class DumpError(AssertionError):
     """Kafka's dumper found fault with a file; the message holds its complaint."""
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     return Path(os.environ.get("LOGSTORE_KAFKA_CACHE") or _REPOSITORY / ".cache" / "kafka")
 
 
@@ -64,7 +66,7 @@ def jar_directory() -> Path:
 
     Raises KafkaUnavailableError.  The directory appears by one rename, so test processes may race.
     """
-    return _fetched(_cache_directory() / VERSION, _POM, VERSION)
+    return _fetched(cache_directory() / VERSION, _POM, VERSION)
 
 
 @functools.cache
@@ -72,38 +74,64 @@ def client_jar_directory(version: str) -> Path:
     """The directory holding the jars of the Java client of a version; as `jar_directory`."""
     if version == VERSION:
         return jar_directory()
-    return _fetched(_cache_directory() / f"clients-{version}", _CLIENTS_POM, version)
+    return _fetched(cache_directory() / f"clients-{version}", _CLIENTS_POM, version)
+
+
+@functools.cache
+def spark_jar_directory() -> Path:
+    """The directory holding the jars of Spark's Kafka source and sink; as `jar_directory`."""
+    return _fetched(cache_directory() / "spark-kafka-4.2.0", _SPARK_POM, "3.9.1")
+
+
+@functools.cache
+def streams_jar_directory() -> Path:
+    """The directory holding the jars of Kafka Streams; as `jar_directory`."""
+    return _fetched(cache_directory() / f"streams-{VERSION}", _STREAMS_POM, VERSION)
 
 
 def _fetched(jars: Path, pom: Path, version: str) -> Path:
     if shutil.which("java") is None:
         raise KafkaUnavailableError("java is not installed")
-    if jars.is_dir():
-        return jars
-    if shutil.which("mvn") is None:
-        raise KafkaUnavailableError("mvn is not installed and the Kafka jars are not cached")
-    jars.parent.mkdir(parents=True, exist_ok=True)
-    (jars.parent / ".gitignore").write_text("*\n")
-    with tempfile.TemporaryDirectory(dir=jars.parent, prefix="incomplete-") as scratch:
-        shutil.copy(pom, Path(scratch) / "pom.xml")
-        command = ["mvn", "--batch-mode", "--quiet", f"-Dkafka.version={version}"]
-        command += ["dependency:copy-dependencies", "-DincludeScope=runtime"]
-        command += ["-DoutputDirectory=jars"]
+    command = ["mvn", "--batch-mode", "--quiet", f"-Dkafka.version={version}", "-f", pom.name]
+    command += ["dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=made"]
+    return made_once(jars, [pom], command)
+
+
+def made_once(target: Path, sources: Sequence[Path], fetch: list[str], *build: list[str]) -> Path:
+    """Make a directory of the cache, unless it is there, and return it.
+
+    The commands run in a directory with copies of the sources, and leave their result in `made`.
+    `fetch` uses the network: if it fails, KafkaUnavailableError has the reason.  If a command of
+    `build` fails, the sources are wrong, and AssertionError has its output.
+    """
+    if target.is_dir():
+        return target
+    if shutil.which(fetch[0]) is None:
+        raise KafkaUnavailableError(f"{fetch[0]} is not installed, and its result is not cached")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (target.parent / ".gitignore").write_text("*\n")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="incomplete-") as scratch:
+        for source in sources:
+            shutil.copy(source, scratch)
+        for command in (fetch, *build):
+            try:
+                done = subprocess.run(
+                    command, cwd=scratch, capture_output=True, text=True, timeout=_MAKE_TIMEOUT
+                )
+            except subprocess.TimeoutExpired:
+                reason = f"{command[0]} took over {_MAKE_TIMEOUT:.0f} s"
+                raise KafkaUnavailableError(reason) from None
+            if done.returncode != 0:
+                output = (done.stdout + done.stderr).strip()
+                assert command is fetch, output
+                first = (output.splitlines() or ["no output"])[0]
+                raise KafkaUnavailableError(f"{command[0]} cannot fetch {target.name}: {first}")
         try:
-            done = subprocess.run(
-                command, cwd=scratch, capture_output=True, text=True, timeout=_MVN_TIMEOUT
-            )
-        except subprocess.TimeoutExpired:
-            raise KafkaUnavailableError(f"mvn took over {_MVN_TIMEOUT:.0f} s") from None
-        if done.returncode != 0:
-            reason = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-            raise KafkaUnavailableError(f"mvn cannot fetch Kafka {version}: {reason[0]}")
-        try:
-            (Path(scratch) / "jars").rename(jars)
+            Path(scratch, "made").rename(target)
         except OSError:
-            if not jars.is_dir():  # otherwise another process was first
+            if not target.is_dir():  # otherwise another process was first
                 raise
-    return jars
+    return target
 
 
 def require_kafka() -> None:

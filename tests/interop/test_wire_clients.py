@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -15,37 +15,25 @@ import pytest
 
 import logstore
 from logstore import Store
+from logstore.coordinators.transaction_state import TransactionState as S
+from logstore.kafka.apis import APIS
 from logstore.kafka.server import KafkaServer
+from tests.kafka.test_transactions import states
 
-from .kafka import VERSION, KafkaUnavailableError, client_jar_directory
+from .kafka import VERSION
+from .tools import (
+    CONFIGS,
+    CONSOLE_CONSUMER,
+    GROUPS,
+    JVM,
+    PACKAGE,
+    TIMEOUT,
+    TOPICS,
+    Tools,
+    compiled,
+)
 
 pytestmark = pytest.mark.interop
-
-JAVA = Path(__file__).with_name("java")
-JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-       "-Dorg.slf4j.simpleLogger.defaultLogLevel=off")  # fmt: skip
-TIMEOUT = 120
-
-
-def jars(version: str) -> Path:
-    """Return the jars of a version; skip where they or the compiler cannot be had."""
-    if shutil.which("javac") is None:
-        pytest.skip("javac is not installed")
-    try:
-        return client_jar_directory(version)
-    except KafkaUnavailableError as error:
-        pytest.skip(f"no Apache Kafka {version}: {error}")
-
-
-def compiled(source: str, version: str, target: Path) -> str:
-    """Compile a source file; return the class path."""
-    path = f"{jars(version)}/*"
-    subprocess.run(
-        ["javac", "-nowarn", "-J-XX:TieredStopAtLevel=1", "-cp", path, "-d", target, JAVA / source],
-        check=True,
-        timeout=TIMEOUT,
-    )
-    return f"{target}:{path}"
 
 
 @pytest.fixture
@@ -56,68 +44,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def server(store: Store) -> Iterator[KafkaServer]:
-    with KafkaServer(store) as started:
+    with KafkaServer(store, config={"group.consumer.heartbeat.interval.ms": 200}) as started:
         yield started
 
 
 # ---- the tools ----
-
-
-class Tools:
-    """A JVM that runs one tool after the other."""
-
-    def __init__(self, class_path: str) -> None:
-        self.process = subprocess.Popen(
-            ["java", *JVM, "-cp", class_path, "Tools"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-
-    def run(self, server: KafkaServer, main: str, *arguments: str, stdin: str = "",
-            bootstrap: str = "--bootstrap-server") -> str:  # fmt: skip
-        """Run a tool and return its output; fail if its exit status is not 0."""
-        status, output = self.ask(server, main, *arguments, stdin=stdin, bootstrap=bootstrap)
-        assert status == 0, output
-        return output
-
-    def ask(self, server: KafkaServer, main: str, *arguments: str, stdin: str = "",
-            bootstrap: str = "--bootstrap-server") -> tuple[int, str]:  # fmt: skip
-        words = [stdin, main, bootstrap, server.bootstrap_servers, *arguments]
-        line = " ".join("=" + base64.b64encode(word.encode()).decode() for word in words)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer, f"{main} ended the JVM"
-        status, _, output = answer.strip().partition(" ")
-        return int(status), base64.b64decode(output).decode()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
-    started = Tools(compiled("Tools.java", VERSION, tmp_path_factory.mktemp("tools")))
-    try:
-        yield started
-    finally:
-        started.close()
-
-
-PACKAGE = "org.apache.kafka.tools."
-TOPICS = PACKAGE + "TopicCommand"
-CONFIGS = "kafka.admin.ConfigCommand"
-GROUPS = PACKAGE + "consumer.group.ConsumerGroupCommand"
-CONSOLE_CONSUMER = PACKAGE + "consumer.ConsoleConsumer"
 
 
 def test_topics_and_configs(tools: Tools, server: KafkaServer, store: Store) -> None:
@@ -132,7 +63,14 @@ def test_topics_and_configs(tools: Tools, server: KafkaServer, store: Store) -> 
     status, output = tools.ask(server, TOPICS, "--create", "--topic", "t")
     assert status == 1 and "already exists" in output
     entity = ("--entity-type", "topics", "--entity-name", "t")
-    tools.run(server, CONFIGS, "--alter", *entity, "--add-config", "segment.bytes=2000000")
+    tools.run(
+        server,
+        CONFIGS,
+        "--alter",
+        *entity,
+        "--add-config",
+        "segment.bytes=2000000",
+    )
     assert store["t"].config.segment_bytes == 2_000_000
     assert "segment.bytes=2000000" in tools.run(server, CONFIGS, "--describe", *entity)
     tools.run(server, CONFIGS, "--alter", *entity, "--delete-config", "segment.bytes")
@@ -199,6 +137,41 @@ def test_a_group_with_members_is_described(tools: Tools, server: KafkaServer, st
         assert "not empty" in output.lower() or "NonEmpty" in output, (status, output)
 
 
+def test_a_group_of_the_consumer_protocol_is_described(
+    tools: Tools, server: KafkaServer, store: Store
+) -> None:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    store.create_topic("t", partitions=2)
+    store["t"][0].extend([b"x"] * 10)
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": server.bootstrap_servers, "group.id": "g", "client.id": "new",
+         "group.protocol": "consumer", "auto.offset.reset": "earliest"}
+    )  # fmt: skip
+    consumer.subscribe(["t"])
+    deadline = time.monotonic() + TIMEOUT
+    while len(consumer.assignment()) < 2:
+        consumer.poll(0.1)
+        assert time.monotonic() < deadline
+    consumer.commit(offsets=[confluent_kafka.TopicPartition("t", 0, 4)], asynchronous=False)
+    describe = ("--describe", "--group", "g")
+    [row] = [
+        line.split()
+        for line in tools.run(server, GROUPS, *describe).splitlines()
+        if line.split()[:3] == ["g", "t", "0"]
+    ]
+    assert row[3:6] == ["4", "10", "6"]
+    members = tools.run(server, GROUPS, *describe, "--members", "--verbose")
+    assert "new" in members and "t:0,1" in members
+    state = tools.run(server, GROUPS, *describe, "--state", "--verbose")
+    assert "Stable" in state and "uniform" in state
+    assert "Consumer" in tools.run(server, GROUPS, "--list", "--type")
+    assert "g" in tools.run(server, GROUPS, "--list", "--type", "consumer").split()
+    assert "not empty" in tools.ask(server, GROUPS, "--delete", "--group", "g")[1]
+    consumer.close()
+    tools.run(server, GROUPS, "--delete", "--group", "g")
+    assert "g" not in logstore.Groups(store)
+
+
 def test_tools_of_the_log(tools: Tools, server: KafkaServer, store: Store, tmp_path: Path) -> None:
     store.create_topic("t")
     store["t"][0].extend([logstore.Record(b"x", timestamp=1000 * n) for n in range(10)])
@@ -216,7 +189,10 @@ def test_tools_of_the_log(tools: Tools, server: KafkaServer, store: Store, tmp_p
     [directory] = report["brokers"][0]["logDirs"]
     assert [each["partition"] for each in directory["partitions"]] == ["t-0"]
     versions = tools.run(server, PACKAGE + "BrokerApiVersionsCommand")
-    assert "Produce(0): 0 to 11" in versions and "UNSUPPORTED" in versions
+    assert "UNSUPPORTED" in versions
+    assert f"Produce(0): 0 to {APIS[0].last}" in versions
+    features = tools.run(server, PACKAGE + "FeatureCommand", "describe")
+    assert re.search(r"transaction\.version\s.*FinalizedVersionLevel: 2\s", features)
 
 
 def test_kafka_transactions(tools: Tools, server: KafkaServer, store: Store) -> None:
@@ -231,13 +207,26 @@ def test_kafka_transactions(tools: Tools, server: KafkaServer, store: Store) -> 
         place = ("--topic", "t", "--partition", "0")
         producers = tools.run(server, command, "describe-producers", *place)
         assert str(producer.producer_id) in producers
-        tools.run(server, command, "find-hanging", "--broker-id", str(store.identity.node_id))
+        tools.run(
+            server,
+            command,
+            "find-hanging",
+            "--broker-id",
+            str(store.identity.node_id),
+        )
         transaction.commit()
         assert "CompleteCommit" in tools.run(server, command, "list")
 
 
 def test_verifiable_and_perf_tools(tools: Tools, server: KafkaServer, store: Store) -> None:
-    tools.run(server, PACKAGE + "VerifiableProducer", "--topic", "v", "--max-messages", "100")
+    tools.run(
+        server,
+        PACKAGE + "VerifiableProducer",
+        "--topic",
+        "v",
+        "--max-messages",
+        "100",
+    )
     deadline = time.monotonic() + 20
     while store["v"][0].end_offset < 100:  # the tool ends before its records are acknowledged
         assert time.monotonic() < deadline
@@ -254,7 +243,12 @@ def test_verifiable_and_perf_tools(tools: Tools, server: KafkaServer, store: Sto
     )  # fmt: skip
     assert store["p"][0].end_offset == 10_000
     printed = tools.run(
-        server, PACKAGE + "ConsumerPerformance", "--topic", "p", "--num-records", "10000"
+        server,
+        PACKAGE + "ConsumerPerformance",
+        "--topic",
+        "p",
+        "--num-records",
+        "10000",
     )
     assert "10000" in printed
 
@@ -268,23 +262,35 @@ def test_java_clients(server: KafkaServer, store: Store, tmp_path: Path, version
     store.create_topic("java", partitions=4)
     store.create_topic("in")
     store.create_topic("out")
+    store.create_topic("late")
     store["in"][0].extend([b"%d" % number for number in range(10)])
     done = subprocess.run(
         ["java", *JVM, "-cp", class_path, "Clients", server.bootstrap_servers],
         capture_output=True, text=True, timeout=TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    # From 4.0 on, the client uses transaction version 2: each transaction has its own epoch, and
+    # the producer can continue after a time-out.
+    is_new = not version.startswith("3.")
     assert [line.replace("leaderEpoch=null, ", "") for line in done.stdout.splitlines()] == [
         "produced",
         "RangeAssignor 100 2 2",
         "CooperativeStickyAssignor 100 2 2",
+        "uniform 100 2 2",  # of the consumer protocol (KIP-848), as the next one
+        "range 100 2 2",
         "abort null",
         "commit OffsetAndMetadata{offset=10, metadata=''}",
         "abort OffsetAndMetadata{offset=10, metadata=''}",
         "commit OffsetAndMetadata{offset=10, metadata=''}",
         "fenced",
         "committed 20 10",
+        "late",
+        "then [after]" if is_new else "then fenced",
     ]
+    used = {state.client_version for state in states(store) if state.state is not S.EMPTY}
+    assert used == {2 if is_new else 0}
+    late = [state.producer_epoch for state in states(store, "late")]
+    assert len(set(late)) == (3 if is_new else 2), late
     records: list[Any] = [record for partition in store["java"] for record in partition]
     assert {record.value.decode() for record in records} == {
         f"{codec} {number}"

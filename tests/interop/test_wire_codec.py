@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.kafka import schema
+from logstore.kafka.protocol import schema
 from tests.campaign import sized
 from tests.kafka.test_codec import MESSAGES, a_body, encoded, versions_of
 

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import pytest
 
 import logstore
+from logstore import Record
 from logstore._native import crc32c
 from logstore.kafka.apis import APIS
 from logstore.kafka.server import KafkaServer
 from tests.campaign import sized
-from tests.kafka.peer import fetch_body, produce_body, request, response
+from tests.kafka.peer import batch, fetch_body, produce_body, request, response
 
 from .kafka import Broker, require_kafka
-from .wire import ABSENT, START_MS, Side, Step, Walk, at, commit, differences, join, sync
+from .wire import ABSENT, START_MS, Side, Step, Walk, at, commit, differences, headers, join, sync
 
 pytestmark = pytest.mark.interop
 
@@ -96,15 +97,19 @@ def ordinary(key: int) -> Callable[[Ordinary], Ordinary]:
 
 @ordinary(0)
 def _produce(walk: Walk, version: int) -> dict[str, Any]:
-    walk.topic("ordinary-produce")
-    return produce_body("ordinary-produce", at(START_MS, b"a", b"b"))
+    made = walk.topic("ordinary-produce")
+    return by_id(produce_body("ordinary-produce", at(START_MS, b"a", b"b")), made)
+
+
+def by_id(body: dict[str, Any], topic_id: bytes) -> dict[str, Any]:
+    """Add the id of the first topic to a request; versions without ids do not send it."""
+    body[next(name for name in ("topic_data", "topics") if name in body)][0]["topic_id"] = topic_id
+    return body
 
 
 @ordinary(1)
 def _fetch(walk: Walk, version: int) -> dict[str, Any]:
-    body = fetch_body(TOPIC, 1)
-    body["topics"][0]["topic_id"] = walk.id_of(TOPIC)
-    return body
+    return by_id(fetch_body(TOPIC, 1), walk.id_of(TOPIC))
 
 
 @ordinary(2)
@@ -121,14 +126,15 @@ def _metadata(walk: Walk, version: int) -> dict[str, Any]:
 
 @ordinary(8)
 def _offset_commit(walk: Walk, version: int) -> dict[str, Any]:
-    return commit(f"ordinary-commit-{version}", TOPIC, 2, metadata="here")
+    body = commit(f"ordinary-commit-{version}", TOPIC, 2, metadata="here")
+    return by_id(body, walk.id_of(TOPIC))
 
 
 @ordinary(9)
 def _offset_fetch(walk: Walk, version: int) -> dict[str, Any]:
     group = "ordinary-fetch"
     walk.quietly(8, 7, commit(group, TOPIC, 2, metadata="here"))
-    topics = [{"name": TOPIC, "partition_indexes": [0, 1, 7]}]
+    topics = [{"name": TOPIC, "partition_indexes": [0, 1, 7], "topic_id": walk.id_of(TOPIC)}]
     if version >= 8:
         everything = {"group_id": group, "topics": None}
         return {"groups": [{"group_id": group, "topics": topics}, everything]}
@@ -401,6 +407,24 @@ def _describe_transactions(walk: Walk, version: int) -> dict[str, Any]:
 def _list_transactions(walk: Walk, version: int) -> dict[str, Any]:
     in_transaction(walk, f"listed-{version}")
     return {"state_filters": ["Ongoing", "zz"], "duration_filter": -1}
+
+
+@ordinary(68)
+def _consumer_group_heartbeat(walk: Walk, version: int) -> dict[str, Any]:
+    # A join of an unknown topic: which epochs follow is in test_wire_consumer_groups.
+    return {
+        "group_id": f"ordinary-consumer-{version}", "member_id": "00000000-0000-0000-0000-00000001",
+        "member_epoch": 0, "instance_id": None, "rack_id": None, "rebalance_timeout_ms": 9_000,
+        "subscribed_topic_names": ["ordinary-none"], "subscribed_topic_regex": None,
+        "server_assignor": None, "topic_partitions": [],
+    }  # fmt: skip
+
+
+@ordinary(69)
+def _consumer_group_describe(walk: Walk, version: int) -> dict[str, Any]:
+    walk.quietly(68, 1, _consumer_group_heartbeat(walk, 7))
+    names = ["ordinary-consumer-7", "ordinary-none"]
+    return {"group_ids": names, "include_authorized_operations": False}
 
 
 @ordinary(75)
@@ -681,13 +705,14 @@ def produce_what_is_refused(walk: Walk) -> None:
     good = at(START_MS, b"a", b"b")
     walk.ask(0, 9, produce_body("refused", good, acks=2), name="Produce acks 2")
     walk.ask(0, 9, produce_body("refused", good, acks=-2), name="Produce acks -2")
-    for version in (7, 9):
-        body = produce_body("refused-compact", good)
-        walk.ask(0, version, body, name=f"Produce null keys v{version}")
-        body = produce_body("refused-large", at(START_MS, b"a" * 500))
-        walk.ask(0, version, body, name=f"Produce too large v{version}")
-        body = produce_body("refused-late", good)
-        walk.ask(0, version, body, name=f"Produce time out of range v{version}")
+    for version in (7, 8, 9, 13):
+        for name, topic, raw in (
+            ("null keys", "refused-compact", good),
+            ("too large", "refused-large", at(START_MS, b"a" * 500)),
+            ("time out of range", "refused-late", good),
+        ):
+            body = by_id(produce_body(topic, raw), walk.id_of(topic))
+            walk.ask(0, version, body, name=f"Produce {name} v{version}")
     walk.ask(0, 9, produce_body("stamped", good), name="Produce LogAppendTime")
     walk.ask(0, 9, produce_body("__consumer_offsets", good), name="Produce internal topic")
     producer_id, epoch = walk.producer(None)
@@ -697,6 +722,69 @@ def produce_what_is_refused(walk: Walk) -> None:
     walk.first.send(0, 9, body)
     walk.steps.append(Step("acks=0 to an unknown topic", walk.first.is_closed(), {}))
     walk.first = walk.connect()
+
+
+@case
+def produce_records_that_are_refused(walk: Walk) -> None:
+    both = {"cleanup_policy": "compact", "message_timestamp_before_max_ms": "1000000",
+            "message_timestamp_after_max_ms": "1000000"}  # fmt: skip
+    walk.topic("records-refused", **both)
+    walk.topic("records-stamped", cleanup_policy="compact", message_timestamp_type="LogAppendTime")
+    early, late = START_MS - 5_000_000, START_MS + 5_000_000
+    for name, rows in (
+        ("one of three has no key", [(b"k", START_MS), (None, START_MS), (b"k", START_MS)]),
+        ("two are early", [(b"k", early), (b"k", START_MS), (b"k", early)]),
+        ("one is late", [(b"k", START_MS), (b"k", late)]),
+        ("early and late", [(b"k", late), (b"k", early)]),
+        ("no key, and another one early", [(None, START_MS), (b"k", early)]),
+        ("no key and early", [(b"k", START_MS), (None, early)]),
+        ("nothing wrong", [(b"k", START_MS), (b"", START_MS)]),
+    ):
+        for codec in (None, "gzip"):
+            records = [Record(b"v" * 20, key=key, timestamp=when) for key, when in rows]
+            raw = batch(*records, compression=codec)
+            for topic in ("records-refused", "records-stamped"):
+                walk.ask(0, 9, produce_body(topic, raw), name=f"Produce {name} {codec} {topic}")
+
+
+@case
+def topics_by_id(walk: Walk) -> None:
+    known = walk.topic("by-id", 2)
+    good = at(START_MS, b"a", b"b")
+    for name, topic_id, number in (
+        ("known", known, 0), ("unknown partition", known, 7), ("unknown", UNKNOWN_ID, 0),
+        ("zero", bytes(16), 0),
+    ):  # fmt: skip
+        body = produce_body("", good, partition=number)
+        walk.ask(0, 13, by_id(body, topic_id), name=f"Produce {name}")
+        body = commit("by-id", "", 2, metadata="m")
+        body["topics"][0]["partitions"][0]["partition_index"] = number
+        walk.ask(8, 10, by_id(body, topic_id), name=f"OffsetCommit {name}")
+        rows = [{"topic_id": topic_id, "partition_indexes": [number]}]
+        body = {"groups": [{"group_id": "by-id", "topics": rows}]}
+        walk.ask(9, 10, body, name=f"OffsetFetch {name}")
+    mixed = by_id(commit("by-id", "", 3), UNKNOWN_ID)
+    mixed["topics"] += by_id(commit("by-id", "", 3), known)["topics"]
+    walk.ask(8, 10, mixed, name="OffsetCommit both")
+    everything = {"groups": [{"group_id": "by-id", "topics": None}]}
+    walk.ask(9, 10, everything, name="OffsetFetch all")
+    walk.ask(8, 10, by_id(commit("", "", 1), UNKNOWN_ID), name="OffsetCommit no group")
+    body = by_id(commit("never-was", "", 1, member="m", generation=5), UNKNOWN_ID)
+    walk.ask(8, 10, body, name="OffsetCommit unknown group and id")
+    internal = walk.id_of("__consumer_offsets")
+    walk.ask(0, 13, by_id(produce_body("", good), internal), name="Produce internal topic by id")
+    gone = walk.topic("by-id-gone")
+    walk.quietly(8, 10, by_id(commit("by-id", "", 4), gone))
+    walk.quietly(20, 4, {"topic_names": ["by-id-gone"], "timeout_ms": 10_000})
+    walk.await_gone("by-id-gone")
+    walk.ask(0, 13, by_id(produce_body("", good), gone), name="Produce deleted")
+    walk.ask(9, 10, everything, name="OffsetFetch all after a deletion")
+    for version in (12, 13):
+        producer_id, epoch = walk.producer(None)
+        raw = at(START_MS, b"a", producer=(producer_id, epoch, 0))
+        for name in ("first", "again"):
+            body = by_id(produce_body("by-id", raw, partition=1), known)
+            walk.ask(0, version, body, name=f"Produce v{version} {name}")
 
 
 @case
@@ -794,6 +882,185 @@ def fetch(walk: Walk) -> None:
     walk.ask(1, 11, fetch_body("fetched", 0) | {"topics": []}, name="Fetch nothing")
 
 
+class Fetcher:
+    """A client with a fetch session, as KIP-227 has it."""
+
+    def __init__(self, walk: Walk, version: int) -> None:
+        self.walk = walk
+        self.version = version
+        self.id = self.epoch = 0
+
+    def body(self, *rows: tuple[str, int, int], forget: tuple[tuple[str, int], ...] = (),
+             max_bytes: int = 1 << 20, **more: Any) -> dict[str, Any]:  # fmt: skip
+        """Return a request for (topic, partition, offset) of each row."""
+        body = fetch_body("", 0, max_bytes=max_bytes)
+        [row] = body["topics"][0]["partitions"]
+        body["topics"] = [
+            self.named(topic)
+            | {"partitions": [row | {"partition": number, "fetch_offset": offset}]}
+            for topic, number, offset in rows
+        ]
+        gone = [self.named(topic) | {"partitions": [number]} for topic, number in forget]
+        session = {"session_id": self.id, "session_epoch": self.epoch}
+        return body | session | {"forgotten_topics_data": gone} | more
+
+    def named(self, topic: str) -> dict[str, Any]:
+        return {"topic": topic, "topic_id": self.walk.ids_of.get(topic, UNKNOWN_ID)}
+
+    def full(self, name: str, *rows: tuple[str, int, int], **more: Any) -> dict[str, Any]:
+        """Fetch all partitions, and begin a session."""
+        self.epoch = 0
+        answer = self.walk.ask(1, self.version, self.body(*rows, **more), name=f"Fetch {name}")
+        self.id, self.epoch = answer["session_id"], 1
+        return answer
+
+    def next(self, name: str, *rows: tuple[str, int, int], **more: Any) -> dict[str, Any]:
+        """Fetch what has changed."""
+        answer = self.walk.ask(1, self.version, self.body(*rows, **more), name=f"Fetch {name}")
+        self.epoch += 1
+        return answer
+
+    def refused(self, name: str, *rows: tuple[str, int, int], **more: Any) -> None:
+        """Send a request that must not change the session."""
+        version = more.pop("version", self.version)
+        self.walk.ask(1, version, self.body(*rows, **more), name=f"Fetch {name}")
+
+
+def session_topics(walk: Walk, version: int, *names: str) -> list[str]:
+    """Make topics of three partitions, with records in partition 0; return their names."""
+    made = [f"session-{version}-{name}" for name in names]
+    for name in made:
+        walk.ids_of[name] = walk.topic(name, 3)
+        walk.produce(name, b"a", b"b")
+    return made
+
+
+@case
+def fetch_sessions(walk: Walk) -> None:
+    for version in (7, 12, 13, 16):
+        a, b = session_topics(walk, version, "a", "b")
+        fetcher = Fetcher(walk, version)
+        fetcher.full("full", (a, 0, 0), (a, 1, 0), (b, 0, 2))
+        fetcher.next("the same offsets")
+        fetcher.next("offset 1", (a, 0, 1))
+        fetcher.next("at the end", (a, 0, 2))
+        fetcher.next("nothing")
+        walk.produce(a, b"c", partition=1)
+        walk.produce(a, b"d", partition=2)
+        fetcher.next("a record of a partition")
+        fetcher.next("another partition", (a, 1, 1), (a, 2, 0))
+        fetcher.next("all at the end", (a, 2, 1))
+        fetcher.next("forgotten", forget=((a, 2), (b, 1)))
+        walk.produce(a, b"e", partition=2)
+        fetcher.next("a record of the forgotten one")
+        fetcher.next("changed and forgotten", (a, 0, 0), forget=((a, 0),))
+        fetcher.next("a row twice", (a, 0, 0), (a, 0, 1))
+        fetcher.next("back at the end", (a, 0, 2))
+        rows = [{"name": a, "partitions": [{"partition_index": 0, "offset": 1}]}]
+        walk.quietly(21, 2, {"topics": rows, "timeout_ms": 10_000})
+        fetcher.next("the start moved")
+        fetcher.next("the start moved, nothing")
+        fetcher.next("out of range", (a, 0, 0))
+        fetcher.next("out of range again")
+        fetcher.next("in range", (a, 0, 2))
+        fetcher.next("unknown partition", (a, 7, 0))
+        fetcher.next("unknown partition again")
+        fetcher.next("unknown topic", ("never-made", 0, 0), forget=((a, 7),))
+        fetcher.next("unknown topic again")
+        fetcher.next("unknown topic forgotten", forget=(("never-made", 0),))
+        fetcher.refused("nothing", session_epoch=fetcher.epoch - 1)
+        fetcher.refused("nothing", session_epoch=fetcher.epoch + 1)
+        fetcher.refused("nothing", session_epoch=-2)
+        fetcher.refused("another version", version=11 if version >= 13 else 13)
+        fetcher.refused("an unknown id", session_id=7)
+        fetcher.refused("no id", session_id=0)
+        fetcher.next("as before")
+        fetcher.next("all forgotten", forget=((a, 0), (a, 1), (b, 0)))
+        fetcher.refused("all forgotten")
+
+
+@case
+def fetch_sessions_that_end(walk: Walk) -> None:
+    for version in (11, 15):
+        [a] = session_topics(walk, version, "ended")
+        fetcher = Fetcher(walk, version)
+        fetcher.full("nothing")
+        fetcher.next("nothing, nothing")
+        fetcher.full("full", (a, 0, 2))
+        old = fetcher.id
+        fetcher.full("full again", (a, 0, 2), (a, 1, 0))
+        fetcher.refused("the old one", session_id=old)
+        fetcher.next("the new one")
+        fetcher.refused("ended", (a, 0, 1), session_epoch=-1)
+        fetcher.refused("ended")
+        fetcher.full("two rows", (a, 0, 1), (a, 0, 2))
+        fetcher.next("unknown only", ("never-made", 0, 0), forget=((a, 0),))
+        fetcher.full("unknown, too", ("never-made", 0, 0), (a, 0, 2))
+        fetcher.next("unknown, too")
+
+
+@case
+def fetch_sessions_take_turns(walk: Walk) -> None:
+    [a] = session_topics(walk, 11, "turns")
+    for number in range(3):
+        walk.produce(a, *[b"%d" % n * 100 for n in range(4)], partition=number)
+    fetcher = Fetcher(walk, 11)
+    offsets = {0: 2, 1: 0, 2: 0}
+    answer = fetcher.full("first turn", *((a, n, at) for n, at in offsets.items()), max_bytes=150)
+    for turn in range(8):
+        rows = []
+        for row in (each for topic in answer["responses"] for each in topic["partitions"]):
+            for _ in headers(row["records"]):
+                offsets[row["partition_index"]] += 1
+                rows.append((a, row["partition_index"], offsets[row["partition_index"]]))
+        answer = fetcher.next(f"turn {turn}", *rows, max_bytes=150)
+
+
+@case
+def fetch_sessions_that_wait(walk: Walk) -> None:
+    [a] = session_topics(walk, 11, "waits")
+    fetcher = Fetcher(walk, 11)
+    fetcher.full("full", (a, 0, 2), (a, 1, 0))
+    other = walk.connect()
+    other.send(1, 11, fetcher.body(max_wait_ms=20_000))
+    walk.produce(a, b"c", partition=1)
+    walk.note("Fetch that waited", other.receive(1, 11))
+    fetcher.epoch += 1
+    other.send(1, 11, fetcher.body((a, 1, 1), max_wait_ms=20_000, min_bytes=500))
+    walk.produce(a, b"d" * 300, partition=1)
+    walk.produce(a, b"d" * 300, partition=0)
+    walk.note("Fetch that waited for 500 bytes", other.receive(1, 11))
+    fetcher.epoch += 1
+    other.send(1, 11, fetcher.body((a, 1, 2), (a, 0, 3), max_wait_ms=300))
+    walk.note("Fetch that waited for nothing", other.receive(1, 11))
+    fetcher.epoch += 1
+    other.send(1, 11, fetcher.body(max_wait_ms=1000))
+    fetcher.epoch += 1
+    walk.ask(1, 11, fetcher.body(), name="Fetch while another one waits", retry={71})
+    fetcher.epoch += 1
+    walk.note("Fetch that is not the last", other.receive(1, 11))
+    fetcher.next("after it")
+    fetcher.refused("unknown, waits", ("never-made", 0, 0), max_wait_ms=100)
+
+
+@case
+def fetch_sessions_of_a_deleted_topic(walk: Walk) -> None:
+    for version in (12, 16):
+        a, b = session_topics(walk, version, "deleted", "kept")
+        fetcher = Fetcher(walk, version)
+        fetcher.full("full", (a, 0, 2), (b, 0, 2))
+        walk.quietly(20, 4, {"topic_names": [a], "timeout_ms": 10_000})
+        walk.await_gone(a)
+        fetcher.next("deleted")
+        fetcher.next("deleted, again")
+        session_topics(walk, version, "deleted")
+        if version < 13:
+            fetcher.next("made again")
+            fetcher.next("made again, nothing", (a, 0, 2))
+        else:
+            fetcher.next("made again, by its old id")
+
+
 @case
 def members_that_are_not_known(walk: Walk) -> None:
     for version in (0, 4):
@@ -877,6 +1144,7 @@ def a_group_of_one(walk: Walk) -> None:
         ("long metadata",
          commit(group, "of-one", 2, member=member, generation=generation, metadata="x" * 5000)),
         ("unknown topic, member", commit(group, "no", 2, member="m", generation=generation)),
+        ("below zero", commit(group, "of-one", -2, member=member, generation=generation)),
     ):  # fmt: skip
         walk.ask(8, 8, body, name=f"OffsetCommit {name}")
     asked = {"group_id": group, "topics": [{"name": "of-one", "partition_indexes": [0]}]}
@@ -972,7 +1240,7 @@ def offsets_of_groups(walk: Walk) -> None:
         walk.ask(8, version, body, name=f"OffsetCommit unknown group v{version}")
     walk.ask(8, 8, commit("outside", TOPIC, 1, metadata="x" * 4096))
     walk.ask(8, 8, commit("outside", TOPIC, 2, metadata="x" * 4097))
-    walk.ask(8, 8, commit("outside", TOPIC, -5), we={"error_code": (0, 42)})
+    walk.ask(8, 8, commit("outside", TOPIC, -5))
     walk.ask(8, 8, commit("outside", TOPIC, 3) | {"topics": []})
     two = commit("outside", TOPIC, 3)
     two["topics"] += commit("outside", "never-made", 3)["topics"]
@@ -1135,6 +1403,135 @@ def a_transaction(walk: Walk) -> None:
     walk.ask(66, 0, {}, only=lambda row: row["transactional_id"] == "tx")
 
 
+@case
+def a_transaction_of_version_2(walk: Walk) -> None:
+    walk.topic("tx2", 2)
+    name, group = "tx2", "tx2-group"
+    producer_id, epoch = walk.producer(name)
+
+    def fields(epoch: int) -> dict[str, Any]:
+        return {"transactional_id": name, "producer_id": producer_id, "producer_epoch": epoch}
+
+    def produce(
+        what: str, epoch: int, sequence: int, *, partition: int = 0, version: int = 12,
+        transactional: bool = True, transactional_id: str | None = name, producer: int = 0,
+        topic: str = "tx2",
+    ) -> None:  # fmt: skip
+        made = (producer_id + producer, epoch, sequence)
+        raw = at(START_MS, b"a", b"b", producer=made, transactional=transactional)
+        body = produce_body(topic, raw, transactional_id=transactional_id, partition=partition)
+        walk.ask(0, version, body, name=f"Produce {what}", retry={51})
+
+    def end(what: str, epoch: int, *, commit: bool, version: int = 5) -> None:
+        walk.ask(26, version, fields(epoch) | {"committed": commit}, name=f"EndTxn {what}",
+                 retry={51})  # fmt: skip
+
+    def described(what: str) -> None:
+        walk.ask(65, 0, {"transactional_ids": [name]}, name=f"DescribeTransactions {what}")
+
+    produce("unknown id", epoch, 0, transactional_id="tx2-never")
+    produce("empty id", epoch, 0, transactional_id="")
+    produce("no id", epoch, 0, transactional_id=None)
+    produce("unknown producer", epoch, 0, producer=99_999)
+    produce("newer epoch", epoch + 1, 0)
+    end("commit Empty", epoch, commit=True)
+    end("abort Empty", epoch, commit=False)
+    end("abort Empty again", epoch, commit=False)
+    end("commit what was aborted", epoch, commit=True)
+    end("abort CompleteAbort", epoch + 1, commit=False)
+    end("commit CompleteAbort", epoch + 2, commit=True)
+    epoch += 2
+    produce("does not begin at 0", epoch, 5)
+    produce("first", epoch, 0)
+    described("first")
+    produce("again", epoch, 0)
+    produce("a gap", epoch, 9)
+    produce("another partition", epoch, 0, partition=1)
+    produce("older version", epoch, 2, version=11)
+    produce("plain batch inside", epoch, 4, transactional=False)
+    produce("old epoch", epoch - 1, 4)
+    produce("new epoch", epoch + 1, 4)
+    produce("unknown topic", epoch, 0, topic="tx2-never")
+    described("two partitions")
+    for what, who in (
+        ("", fields(epoch)), ("old epoch", fields(epoch - 1)), ("new epoch", fields(epoch + 1)),
+        ("other producer", fields(epoch) | {"producer_id": producer_id + 99_999}),
+    ):  # fmt: skip
+        walk.ask(28, 5, txn_commit(who, group), name=f"TxnOffsetCommit v5 {what}")
+    walk.ask(28, 5, txn_commit(fields(epoch), group, generation_id=5, member_id="m"))
+    walk.ask(28, 5, txn_commit(fields(epoch), ""))
+    walk.ask(28, 4, txn_commit(fields(epoch), group + "-other"), name="TxnOffsetCommit v4")
+    end("newer epoch", epoch + 1, commit=True)
+    end("older epoch", epoch - 1, commit=True)
+    end("v4, newer epoch", epoch + 1, commit=True, version=4)
+    end("commit", epoch, commit=True)
+    end("commit again", epoch, commit=True)
+    end("abort what was committed", epoch, commit=False)
+    end("commit with the next epoch", epoch + 1, commit=True)
+    described("committed")
+    await_stable(walk, "tx2", 5)
+    fetched = {"group_id": group, "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
+    walk.ask(9, 7, fetched | {"require_stable": True}, name="OffsetFetch", retry={88})
+    produce("late", epoch, 4)
+    produce("late, v11", epoch, 4, version=11)
+    walk.ask(28, 5, txn_commit(fields(epoch), group), name="TxnOffsetCommit v5 late")
+    walk.ask(28, 4, txn_commit(fields(epoch), group), name="TxnOffsetCommit v4 late")
+    epoch += 1
+    produce("next, wrong sequence", epoch, 4)
+    produce("next", epoch, 0)
+    end("abort", epoch, commit=False)
+    end("abort again", epoch, commit=False)
+    await_stable(walk, "tx2", 8)
+    for isolation in (0, 1):
+        walk.ask(1, 11, fetch_body("tx2", 0, isolation=isolation), name=f"Fetch {isolation}")
+    walk.ask(61, 0, {"topics": [{"name": "tx2", "partition_indexes": [0, 1]}]})
+    # The version of the request decides if the epoch stays.
+    epoch += 1
+    produce("for v4", epoch, 0)
+    end("v4", epoch, commit=True, version=4)
+    end("v4 again", epoch, commit=True, version=4)
+    end("v5 then", epoch, commit=True)
+    walk.ask(24, 3, add(fields(epoch), "tx2"), retry={51})
+    produce("v11", epoch, 2, version=11)
+    end("v5 after AddPartitionsToTxn", epoch, commit=True)
+    end("v5 after AddPartitionsToTxn again", epoch, commit=True)
+    described("in the end")
+
+
+@case
+def a_producer_of_version_2_is_fenced(walk: Walk) -> None:
+    walk.topic("tx2-fenced", 2)
+    for name, timeout in (("tx2-fenced", 60_000), ("tx2-late", 1000)):
+        made = walk.quietly(22, 5, init(name, timeout=timeout))
+        producer = made["producer_id"], made["producer_epoch"]
+        mine = {"transactional_id": name, "producer_id": producer[0], "producer_epoch": producer[1]}
+        raw = at(START_MS, b"a", producer=(*producer, 0), transactional=True)
+        body = produce_body("tx2-fenced", raw, transactional_id=name)
+        walk.ask(0, 12, body, name=f"Produce {name}")
+        walk.ask(65, 0, {"transactional_ids": [name]})
+        if timeout == 1000:
+            deadline = time.monotonic() + 30
+            asked = {"transactional_ids": [name]}
+            while walk.quietly(65, 0, asked)["transaction_states"][0]["transaction_state"] in (
+                "Ongoing", "PrepareAbort",
+            ):  # fmt: skip
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        else:
+            walk.ask(22, 5, init(name), retry={51}, name="InitProducerId of a successor")
+        for partition in (0, 1):
+            raw = at(START_MS, b"b", producer=(*producer, 1 - partition), transactional=True)
+            body = produce_body("tx2-fenced", raw, transactional_id=name, partition=partition)
+            walk.ask(0, 12, body, name=f"Produce {name} {partition} fenced")
+        walk.ask(28, 5, txn_commit(mine, "tx2-g"), name=f"TxnOffsetCommit {name} fenced")
+        for version in (4, 5):
+            for committed in (True, False):
+                asked = mine | {"committed": committed}
+                walk.ask(26, version, asked, name=f"EndTxn v{version} {name} fenced", retry={51})
+        again = init(name, producer=producer, timeout=timeout)
+        walk.ask(22, 5, again, name=f"InitProducerId {name} again", retry={51})
+
+
 def await_stable(walk: Walk, topic: str, offset: int) -> None:
     """Wait until the last stable offset is the end: a broker writes markers after its answer."""
     row = {"partition_index": 0, "timestamp": -1}
@@ -1159,6 +1556,19 @@ def markers(walk: Walk) -> None:
         walk.ask(27, 1, {"markers": [row]}, name=f"WriteTxnMarkers {name}")
     walk.ask(1, 11, fetch_body("marked", 0))
     walk.ask(61, 0, {"topics": [{"name": "marked", "partition_indexes": [0]}]})
+    for version in (0, 1, 2):
+        name = f"marked-{version}"
+        open_id, epoch = walk.producer(name)
+        raw = at(START_MS, b"a", producer=(open_id, epoch, 0), transactional=True)
+        walk.ask(0, 12, produce_body("marked", raw, transactional_id=name))
+        for newer in (0, 0, 1, 1):
+            row = {"producer_id": open_id, "producer_epoch": epoch + newer}
+            row |= {"transaction_result": False, "transaction_version": version}
+            row |= {
+                "coordinator_epoch": 0,
+                "topics": [{"name": "marked", "partition_indexes": [0]}],
+            }
+            walk.ask(27, 2, {"markers": [row]}, name=f"WriteTxnMarkers {version} {newer}")
 
 
 @case
@@ -1344,12 +1754,14 @@ class Wanderer:
         self.prefix = prefix
         self.members: dict[str, str] = {}
         self.producers: dict[str, tuple[int, int]] = {}
+        self.fetcher = Fetcher(walk, 11)
 
     def step(self) -> None:
         self.chance.choice(
             [
                 self.create, self.grow, self.trim, self.alter, self.produce, self.produce,
-                self.fetch, self.offsets, self.join, self.join, self.beat, self.sync, self.leave,
+                self.fetch, self.fetch_in_session, self.fetch_in_session, self.offsets,
+                self.join, self.join, self.beat, self.sync, self.leave,
                 self.commit, self.commit, self.committed, self.describe, self.delete_group,
                 self.init, self.add, self.add, self.produce_in, self.produce_in, self.add_offsets,
                 self.commit_in, self.end, self.end,
@@ -1412,15 +1824,25 @@ class Wanderer:
         raw = at(START_MS, b"a", b"b", key=self.chance.choice([b"k", None]))
         if self.chance.random() < 0.3:
             raw = self.batch(self.transaction(), transactional=False)
-        version = self.chance.randrange(3, 12)
-        body = produce_body(self.topic(), raw, partition=self.chance.randrange(2))
-        self.walk.ask(0, version, body)
+        version, topic = self.chance.randrange(3, 14), self.topic()
+        body = produce_body(topic, raw, partition=self.chance.randrange(2))
+        self.walk.ask(0, version, by_id(body, self.walk.id_of(topic)))
 
     def fetch(self) -> None:
         body = fetch_body(self.topic(), self.chance.randrange(-1, 6),
                           partition=self.chance.randrange(2),
                           isolation=self.chance.randrange(2))  # fmt: skip
         self.walk.ask(1, self.chance.randrange(4, 13), body)
+
+    def fetch_in_session(self) -> None:
+        rows = {(self.topic(), self.chance.randrange(2)): self.chance.randrange(-1, 6)
+                for _ in range(self.chance.randrange(3))}  # fmt: skip
+        fetcher, asked = self.fetcher, [(*key, offset) for key, offset in rows.items()]
+        if fetcher.id == 0:
+            fetcher.full("full", *asked)
+            return
+        gone = ((self.topic(), self.chance.randrange(2)),) * self.chance.randrange(2)
+        fetcher.id = fetcher.next("next", *asked, forget=gone)["session_id"]
 
     def offsets(self) -> None:
         # Transactions are in partition 0.  A broker finds markers by time, too.
@@ -1468,17 +1890,20 @@ class Wanderer:
 
     def commit(self) -> None:
         group = self.group()
-        body = commit(group, self.topic(), self.chance.randrange(9),
+        topic = self.topic()
+        body = commit(group, topic, self.chance.randrange(9),
                       member=self.chance.choice(["", self.member(group)]),
                       generation=self.chance.randrange(-1, 3))  # fmt: skip
-        self.walk.ask(8, self.chance.randrange(2, 10), body)
+        self.walk.ask(8, self.chance.randrange(2, 11), by_id(body, self.walk.id_of(topic)))
 
     def committed(self) -> None:
-        rows = [{"name": self.topic(), "partition_indexes": [0, 1]}]
+        topic = self.topic()
+        row = {"name": topic, "partition_indexes": [0, 1], "topic_id": self.walk.id_of(topic)}
+        rows = [row]
         group = {"group_id": self.group(), "topics": self.chance.choice([rows, None])}
         stable = {"require_stable": self.chance.random() < 0.5}
         if self.chance.random() < 0.5:
-            self.walk.ask(9, self.chance.choice([8, 9]), stable | {"groups": [group]})
+            self.walk.ask(9, self.chance.choice([8, 9, 10]), stable | {"groups": [group]})
         else:
             self.walk.ask(9, 7, group | stable)
 
@@ -1512,8 +1937,9 @@ class Wanderer:
     def produce_in(self) -> None:
         name = self.transaction()
         raw = self.batch(name, transactional=True)
-        version = self.chance.randrange(3, 12)
-        self.walk.ask(0, version, produce_body(self.topic(), raw, transactional_id=name))
+        version = self.chance.randrange(3, 13)
+        body = produce_body(self.topic(), raw, transactional_id=name)
+        self.walk.ask(0, version, body, retry={51})
 
     def add_offsets(self) -> None:
         body = self.mine() | {"group_id": self.group()}
@@ -1523,12 +1949,17 @@ class Wanderer:
         group = self.group()
         body = txn_commit(self.mine(), group, member_id=self.member(group),
                           generation_id=self.chance.randrange(-1, 3))  # fmt: skip
-        self.walk.ask(28, self.chance.randrange(5), body)
+        self.walk.ask(28, self.chance.randrange(6), body, retry={51})
 
     def end(self) -> None:
         mine = self.mine()
         body = mine | {"committed": self.chance.random() < 0.5}
-        self.walk.ask(26, self.chance.randrange(5), body, retry={51})
+        version = self.chance.randrange(6)
+        ended = self.walk.ask(26, version, body, retry={51})
+        if version == 5 and ended["error_code"] == 0:
+            self.producers[mine["transactional_id"]] = (
+                ended["producer_id"], ended["producer_epoch"],
+            )  # fmt: skip
         asked = {"transactional_ids": [mine["transactional_id"]]}
         deadline = time.monotonic() + 10
         while "Prepare" in self.walk.quietly(65, 0, asked)["transaction_states"][0].get(

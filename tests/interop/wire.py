@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from logstore import Record
 from logstore.kafka.apis import APIS
+from logstore.kafka.handlers.versions import FEATURES
 from tests.kafka.peer import Peer, batch, produce_body
 
 START_MS = int(time.time() * 1000) - 100_000  # recent: a marker of a later week rolls a segment
@@ -43,16 +44,13 @@ MASKED = {
 # Fields that are not compared at all.
 IGNORED = {
     "api_keys": "a broker serves more APIs; a test compares the ranges",
-    "supported_features": "the listener has no features",
-    "finalized_features": "the listener has no features",
-    "finalized_features_epoch": "the listener has no features",
+    "finalized_features_epoch": "a broker counts changes of its metadata",
     "synonyms": "a broker names its own defaults, the listener has none",
     "topic_authorized_operations": "the listener has no authorizer",
     "cluster_authorized_operations": "the listener has no authorizer",
     "authorized_operations": "the listener has no authorizer",
-    "session_id": "the listener has no fetch sessions: every fetch is a full one",
 }
-IDS = {"topic_id", "producer_id"}
+IDS = {"topic_id", "producer_id", "session_id"}
 MEMBER = re.compile(r"(.*)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 BATCH = struct.Struct(">qiibIhiqqqhii")
 
@@ -88,6 +86,7 @@ class Walk:
         self.side = side
         self.steps: list[Step] = []
         self.ids: dict[object, str] = {}
+        self.ids_of: dict[str, bytes] = {}  # topics that a walk fetches by id
         self.peers: list[Peer] = []
         self.first = self.connect()
 
@@ -205,6 +204,7 @@ class Walk:
     def id_of(self, name: str) -> bytes:
         """Return the id of a topic."""
         found: bytes = self._described(name)["topic_id"]
+        self._field("topic_id", found, None)  # numbered: rows are sorted by it
         return found
 
     def produce(self, topic: str, *values: bytes, partition: int = 0) -> None:
@@ -242,7 +242,7 @@ class Walk:
             if answer and isinstance(answer[0], dict):
                 if only is not None:
                     answer = [each for each in answer if only(each)]
-                answer = sorted(answer, key=_order)
+                answer = sorted(answer, key=lambda row: repr(self._order(row)))
             return [self._comparable(each, None) for each in answer]
         if isinstance(answer, dict):
             return {
@@ -252,6 +252,18 @@ class Walk:
             }
         return self._text(answer) if isinstance(answer, str) else answer
 
+    def _order(self, value: Any) -> Any:
+        """Return what rows are sorted by: a broker answers some of them in the order of a hash."""
+        if isinstance(value, dict):
+            return [
+                (name, self.ids.get((name, each), "") if name in IDS else self._order(each))
+                for name, each in value.items()
+                if name not in MASKED and name != "member_id"
+            ]
+        if isinstance(value, list):
+            return [self._order(each) for each in value]
+        return bytes(value) if isinstance(value, memoryview) else value
+
     def _field(self, name: str, value: Any, only: Callable[[dict[str, Any]], bool] | None) -> Any:
         if name in MASKED and value not in (None, "", -1):
             return "masked"
@@ -259,6 +271,8 @@ class Walk:
             return self.ids.setdefault((name, value), f"{name} #{len(self.ids)}")
         if name == "records":
             return [self._field("batch", each, None) for each in headers(value or b"")]
+        if name in ("supported_features", "finalized_features"):
+            value = [each for each in value if each["name"] in OUR_FEATURES]
         if name == "configs" and value is not None and value and "value" in value[0]:
             value = [each for each in value if each["name"] not in ONLY_ONE_SIDE]
         return self._comparable(value, only)
@@ -269,6 +283,8 @@ class Walk:
             return value
         return self.ids.setdefault(value, f"{found[1]} #{len(self.ids)}")
 
+
+OUR_FEATURES = {feature.name for feature in FEATURES}  # a broker has more
 
 # Settings of a topic that only one side has.
 ONLY_ONE_SIDE = {
@@ -351,17 +367,6 @@ def _codes(answer: Any) -> Iterator[int]:
             yield from _codes(each)
 
 
-def _order(row: dict[str, Any]) -> str:
-    """Return what rows are sorted by: a broker answers some of them in the order of a hash."""
-    return repr(
-        [
-            (name, bytes(value) if isinstance(value, memoryview) else value)
-            for name, value in row.items()
-            if name not in IDS and name not in MASKED and name != "member_id"
-        ]
-    )
-
-
 def _rows(value: list[Any]) -> dict[object, Any]:
     """Return rows by their name: a row that one side has more moves no other row."""
     found: dict[object, Any] = {}
@@ -401,8 +406,6 @@ ALLOWED = [
     Allowed("Metadata", "leader_epoch", 0, -1, "a Metadata opens no partition"),
     Allowed("", "error_message", None, "masked", "a broker has no words for some errors"),
     Allowed("", "error_message", "", "masked", "a broker has no words for some errors"),
-    Allowed("Produce", "record_errors", ..., ABSENT, "the engine does not name the records"),
-    Allowed("Produce", "log_append_time_ms", "masked", -1, "of a duplicate: a time of the client"),
     Allowed("DescribeTopicPartitions", "leader_epoch", 0, -1, "a describe opens no partition"),
     *(
         Allowed(api, f"[{name}].{field}", *values)
@@ -423,7 +426,10 @@ def differences(kafka: Walk, ours: Walk) -> list[str]:
         assert theirs.name == mine.name
         api = theirs.name.partition(" ")[0]
         unused = set(theirs.allowed)
-        for path, left, right in _unequal("", theirs.answer, mine.answer):
+        left_answer, right_answer = theirs.answer, mine.answer
+        if api == "Fetch" and isinstance(left_answer, dict) and isinstance(right_answer, dict):
+            left_answer, right_answer = _by_topic(left_answer), _by_topic(right_answer)
+        for path, left, right in _unequal("", left_answer, right_answer):
             field = re.sub(r"\[[^]]*\]", "", path).rpartition(".")[2]
             if field in theirs.allowed and _matches(theirs.allowed[field], left, right):
                 unused.discard(field)
@@ -437,6 +443,18 @@ def differences(kafka: Walk, ours: Walk) -> list[str]:
                 found.append(f"    asked: {mine.asked!r:.1000}")
         found += [f"{theirs.name}: {field} does not differ any more" for field in unused]
     return found
+
+
+def _by_topic(answer: Any) -> Any:
+    """Merge neighbours of one topic: a broker starts another row for a partition it has not."""
+    merged: list[dict[str, Any]] = []
+    for row in answer["responses"]:
+        last = merged[-1] if merged else {}
+        if (last.get("topic"), last.get("topic_id")) == (row["topic"], row["topic_id"]):
+            last["partitions"] = [*last["partitions"], *row["partitions"]]
+        else:
+            merged.append(dict(row))
+    return answer | {"responses": merged}
 
 
 def _matches(pair: tuple[Any, Any], left: Any, right: Any) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from logstore import BatchEncoder, Record
 from logstore.format.batch import with_producer
-from logstore.kafka.codec import decoder, encoder
-from logstore.kafka.frames import API_VERSIONS, is_flexible
+from logstore.kafka.protocol.codec import decoder, encoder
+from logstore.kafka.protocol.frames import API_VERSIONS, is_flexible
 
 
 def request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import logstore
 from logstore import Store
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
 
@@ -77,9 +78,40 @@ def test_offsets_of_unknown_partitions_are_not_deleted(peer: Peer, store: Store)
     assert [each["error_code"] for each in topic["partitions"]] == [0, 3]
 
 
+def test_a_setting_of_the_node_that_was_never_set_can_be_deleted(peer: Peer, store: Store) -> None:
+    """kafka-reassign-partitions deletes its throttles, and fails if it cannot."""
+
+    def altered(name: str, operation: int, value: str | None) -> int:
+        config = {"name": "leader.replication.throttled.rate"}
+        config |= {"config_operation": operation, "value": value}
+        row = {"resource_type": 4, "resource_name": name, "configs": [config]}
+        code: int = peer.ask(44, 1, {"resources": [row]})["responses"][0]["error_code"]
+        return code
+
+    node = str(store.identity.node_id)
+    assert [altered(node, 1, None), altered("", 1, None), altered(node, 0, "1")] == [0, 0, 40]
+
+
 def test_settings_are_checked_before_the_topic_is_looked_for(peer: Peer) -> None:
     for name, code in (("no.such", 40), ("retention.ms", 3)):
         setting = {"name": name, "config_operation": 0, "value": "1000000"}
         row = {"resource_type": 2, "resource_name": "never-made", "configs": [setting]}
         answer = peer.ask(44, 1, {"resources": [row], "validate_only": False})
         assert answer["responses"][0]["error_code"] == code
+
+
+def test_an_offset_below_zero_is_committed_and_is_no_position(peer: Peer, store: Store) -> None:
+    """kafkajs commits -2 or -1 for "the start" or "the end" if its offset is out of range."""
+    store.create_topic("t")
+    store["t"][0].extend([b"a", b"b"])
+    row = {"partition_index": 0, "committed_offset": -2, "committed_metadata": ""}
+    rows = [{"name": "t", "partitions": [row]}]
+    commit = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": rows}
+    assert peer.ask(8, 7, commit)["topics"][0]["partitions"][0]["error_code"] == 0
+    asked = {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    assert peer.ask(9, 7, asked)["topics"][0]["partitions"][0]["committed_offset"] == -2
+    place = logstore.TopicPartition("t", 0)
+    with logstore.Consumer(store, "t", group_id="g", timeout=5, auto_commit=False) as consumer:
+        assert next(iter(consumer)).offset == 0, "it begins at its start"
+        assert consumer.committed(place) == {place: None}
+    assert logstore.Groups(store).lag("g") == {}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from logstore.kafka import codec, schema
-from logstore.kafka.codec import MALFORMED, decoder, default_of, encoder
-from logstore.kafka.schema import Field, Message, Versions
+from logstore.kafka.protocol import codec, schema
+from logstore.kafka.protocol.codec import MALFORMED, decoder, default_of, encoder
+from logstore.kafka.protocol.schema import Field, Message, Versions
 from tests.campaign import sized
 
 MESSAGES = schema.messages()
@@ -155,7 +155,7 @@ def test_the_end_of_the_frame_counts_and_not_the_end_of_the_buffer() -> None:
 def test_mutated_frames_raise_and_cost_no_more_than_their_bytes() -> None:
     chance = random.Random(7)
     requests = [message for message in MESSAGES if message.kind == "request"]
-    for _ in range(sized(5_000, 50_000, 500_000)):
+    for _ in range(sized(5_000, 150_000, 500_000)):
         message = chance.choice(requests)
         version = chance.choice(versions_of(message))
         data = bytearray(encoded(message, version, a_body(message.fields, version, chance)))

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.kafka.config import KafkaConfig
-from logstore.kafka.connection import PIPELINE_MAX, REST_BYTES, Connection, Slot
-from logstore.kafka.memory import Memory
-from logstore.kafka.outgoing import NotCachedError, Outgoing
+from logstore.kafka.network.connection import PIPELINE_MAX, REST_BYTES, Connection, Slot
+from logstore.kafka.network.memory import Memory
+from logstore.kafka.network.outgoing import NotCachedError, Outgoing
 
-PRODUCE, OTHER = 0, 3
+PRODUCE, FETCH, OTHER = 0, 1, 3
 
 
 def frame(key: int, body: bytes = b"") -> bytes:
@@ -30,6 +30,8 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
+        self.chunks: list[int] = []
+        self.buffered = 0
         self.reading = True
         self.closing = False
 
@@ -37,7 +39,13 @@ class Transport(asyncio.Transport):
         pass
 
     def write(self, data: Any) -> None:
+        if self.closing:
+            return  # as asyncio does
         self.written += data
+        self.chunks.append(len(data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -59,9 +67,11 @@ class Owner:
 
     def __init__(self, *, memory_bytes: int = 1 << 22, **config: Any) -> None:
         self.memory = Memory(memory_bytes)
+        self.unsent_bytes = 0
         self.limits = KafkaConfig(**config)
         self.begun: list[tuple[Connection, Slot, bytes]] = []
         self.answer_at_once = False
+        self.answer_quickly = False
         self.lost: list[str] = []
         self.loads: list[tuple[Outgoing, Callable[[BaseException | None], object]]] = []
 
@@ -70,6 +80,14 @@ class Owner:
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         self.lost.append(reason)
+
+    def answer_now(
+        self, connection: Connection, key: int, buffer: bytearray, at: int, size: int
+    ) -> tuple[bytes, ...] | None:
+        if not self.answer_quickly:
+            return None
+        body = bytes(buffer[at + 10 : at + size])
+        return (b"quick " + body,) if key == PRODUCE else (b"head ", body, b" tail")
 
     def begin(self, connection: Connection, slot: Slot, data: memoryview) -> None:
         self.begun.append((connection, slot, bytes(data)))
@@ -188,6 +206,81 @@ def test_produce_requests_are_pipelined_and_answered_in_order() -> None:
     assert len(owner.begun) > PIPELINE_MAX
 
 
+def test_answers_of_produce_requests_that_arrive_together_are_sent_together() -> None:
+    owner = Owner()
+    owner.answer_at_once = True
+    connection, transport = connect(owner)
+    requests = [frame(PRODUCE, bytes([number])) for number in range(PIPELINE_MAX)]
+    receive(connection, transport, b"".join(requests))
+    assert bytes(transport.written) == b"".join(request[4:] for request in requests)
+    assert len(transport.chunks) == 1
+    assert connection.quiet
+
+
+def test_answers_that_are_quick_leave_with_one_call_and_in_order() -> None:
+    owner = Owner()
+    owner.answer_quickly = True
+    connection, transport = connect(owner)
+    requests = [frame(PRODUCE, bytes([number])) for number in range(3 * PIPELINE_MAX)]
+    receive(connection, transport, b"".join(requests))
+    assert not owner.begun
+    assert bytes(transport.written) == b"".join(b"quick %c" % n for n in range(3 * PIPELINE_MAX))
+    assert len(transport.chunks) == 1
+    assert connection.quiet
+
+
+def test_quick_answers_in_pieces_keep_the_order() -> None:
+    owner = Owner()
+    owner.answer_quickly = True
+    connection, transport = connect(owner)
+    kinds = [PRODUCE, FETCH, FETCH, PRODUCE, PRODUCE, FETCH]
+    receive(connection, transport, b"".join(frame(key, b"%d" % n) for n, key in enumerate(kinds)))
+    for number in range(len(kinds)):  # a Produce after a Fetch is begun before that is sent
+        for _, slot, data in owner.begun:
+            if data.endswith(b"%d" % number):
+                connection.release()
+                connection.answer(slot, (b"quick %d" % number,))
+    expected = [b"quick %d" if key == PRODUCE else b"head %d tail" for key in kinds]
+    assert bytes(transport.written) == b"".join(text % n for n, text in enumerate(expected))
+    assert connection.quiet
+
+
+def test_no_answer_is_quick_while_one_before_it_waits() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE, b"1"))
+    connection.release()
+    owner.answer_quickly = True
+    receive(connection, transport, frame(PRODUCE, b"2"))
+    assert len(owner.begun) == 2
+    connection.release()
+    connection.answer(owner.begun[1][1], (b"second",))
+    assert not transport.written
+    connection.answer(owner.begun[0][1], (b"first ",))
+    assert bytes(transport.written) == b"first second"
+    receive(connection, transport, frame(PRODUCE, b"3"))
+    assert bytes(transport.written) == b"first secondquick 3"
+
+
+def test_no_answer_is_quick_while_the_peer_does_not_read() -> None:
+    owner = Owner()
+    owner.answer_quickly = True
+    connection, transport = connect(owner)
+    connection.pause_writing()
+    receive(connection, transport, frame(PRODUCE, b"1"))
+    assert len(owner.begun) == 1
+    assert not transport.written
+
+
+def test_a_quick_answer_is_sent_before_a_wrong_frame_closes_the_connection() -> None:
+    owner = Owner()
+    owner.answer_quickly = True
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE, b"1") + b"\x7f" * 20)
+    assert bytes(transport.written) == b"quick 1"
+    assert transport.closing
+
+
 def test_another_request_waits_for_the_answers_of_produce() -> None:
     owner = Owner()
     connection, transport = connect(owner)
@@ -245,6 +338,92 @@ def test_a_waiting_connection_that_is_lost_lets_the_next_one_go_on() -> None:
     assert owner.begun[-1][0] is third[0]
 
 
+def test_a_frame_above_the_whole_budget_is_read_alone() -> None:
+    """Its buffer grows with its bytes: the smaller buffer that it holds must not stop it."""
+    owner = Owner(memory_bytes=1 << 20)
+    large, other = connect(owner), connect(owner)
+    assert receive(*large, frame(PRODUCE, bytes(5 << 20))) == b""
+    [(connection, slot, _)] = owner.begun
+    left = receive(*other, frame(PRODUCE, bytes(100_000)))
+    assert left, "nothing else is read in the meantime"
+    connection.answer(slot, ())
+    connection.release()
+    assert receive(*other, left) == b""
+    assert len(owner.begun) == 2
+
+
+def test_frames_that_grow_together_do_not_wait_for_each_other() -> None:
+    """Each holds a part of the budget and wants more; one goes on alone, above the budget."""
+    owner = Owner(memory_bytes=4 << 20)
+    owner.answer_at_once = True
+    size, peers = 3 << 20, [connect(owner) for _ in range(8)]
+    left = {peer: frame(PRODUCE, bytes(size)) for peer in peers}
+    for _ in range(1000):
+        for peer in peers:
+            chunk = left[peer][: 1 << 16]
+            taken = len(chunk) - len(receive(*peer, chunk))
+            left[peer] = left[peer][taken:]
+        if len(owner.begun) == len(peers):
+            break
+    assert len(owner.begun) == len(peers)
+    assert owner.memory.in_use_bytes == owner.memory.waiting == 0
+    assert owner.memory.peak_bytes <= (4 << 20) + 2 * size, "one frame above the budget"
+
+
+def test_a_thousand_connections_that_wait_for_memory_go_on_one_after_the_other() -> None:
+    """Each gives a buffer back while it is served: that must not become a recursion."""
+    memory = Memory(1 << 20)
+    spent = memory.take(1 << 20, print)
+    assert spent is not None
+    for _ in range(1500):
+        assert memory.take(5000, memory.give_back) is None
+    memory.give_back(spent)
+    assert memory.waiting == memory.in_use_bytes == 0
+
+
+def test_the_time_that_a_connection_waits_for_memory_is_not_the_peers() -> None:
+    owner = Owner(memory_bytes=1 << 20)
+    time = 0.0
+    first, second = (connect(owner, lambda: time) for _ in range(2))
+    receive(*first, frame(PRODUCE, bytes(900_000)))
+    left = receive(*second, frame(PRODUCE, bytes(900_000)))
+    time = 100.0
+    second[0].check_time(time)
+    assert not second[1].closing, "it waits"
+    first[0].answer(owner.begun[0][1], ())
+    first[0].release()
+    second[0].check_time(time + 29)
+    assert not second[1].closing
+    second[0].check_time(time + 31)
+    assert second[1].closing, "now it is slow"
+    assert left
+
+
+def test_a_request_that_is_decoded_holds_no_shared_memory_while_it_waits() -> None:
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(OTHER, bytes(200_000)) + frame(OTHER, b"next")[:9])
+    assert owner.memory.in_use_bytes
+    connection.decoded()
+    assert owner.memory.in_use_bytes == 0
+    receive(connection, transport, frame(OTHER, b"next")[9:])
+    assert len(owner.begun) == 1, "still one at a time"
+    connection.answer(owner.begun[0][1], (b"first",))
+    connection.release()
+    assert owner.begun[1][2][10:] == b"next"
+
+
+def test_what_is_read_ahead_does_not_grow_while_answers_wait() -> None:
+    """Whole requests wait for the answers of Produce: the buffer is full, and stays as it is."""
+    owner = Owner()
+    connection, transport = connect(owner)
+    receive(connection, transport, frame(PRODUCE) + frame(OTHER, b"x" * 100) * 1000)
+    for _ in range(3):
+        connection.release()
+        assert not transport.reading
+    assert owner.memory.in_use_bytes == 0
+
+
 class SlowSlice:
     """Bytes that are in no cache the first time."""
 
@@ -283,6 +462,28 @@ def test_a_peer_that_does_not_read_holds_one_chunk() -> None:
     assert not transport.written
     connection.resume_writing()
     assert len(transport.written) == (5 << 20) + 4
+
+
+def test_many_peers_that_do_not_read_hold_small_chunks() -> None:
+    owner = Owner()
+    stuck = [connect(owner) for _ in range(3)]
+    for connection, transport in stuck:
+        transport.buffered = 30 << 20
+        connection.pause_writing()
+    assert owner.unsent_bytes == 90 << 20
+    connection, transport = connect(owner)
+    large = SlowSlice(b"x" * (1 << 20))
+    large.cached = True
+    for expected in (64 << 10, 1 << 20):
+        transport.chunks.clear()
+        receive(connection, transport, frame(OTHER))
+        connection.answer(owner.begun[-1][1], (b"head", large))
+        connection.release()
+        assert max(transport.chunks) == expected
+        stuck[0][0].resume_writing()
+        stuck[1][0].connection_lost(None)
+        assert owner.unsent_bytes == 30 << 20
+    assert bytes(transport.written) == (b"head" + large.data) * 2
 
 
 BEGUN = struct.pack(">ih", 256, OTHER)  # a frame that is not whole

@@ -13,10 +13,10 @@ from logstore import KafkaServer, Store
 from logstore.config import ConfigError
 from logstore.kafka import broker
 from logstore.kafka.apis import APIS, Api
-from logstore.kafka.codec import decoder, default_of, encoder
-from logstore.kafka.errors import ErrorCode
-from logstore.kafka.refusal import error_codes, refusal
-from logstore.kafka.schema import Field, message
+from logstore.kafka.protocol.codec import decoder, default_of, encoder
+from logstore.kafka.protocol.errors import ErrorCode
+from logstore.kafka.protocol.refusal import error_codes, refusal
+from logstore.kafka.protocol.schema import Field, message
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
 
 PRODUCE, FETCH, METADATA, HEARTBEAT, JOIN_GROUP, API_VERSIONS = 0, 1, 3, 12, 11, 18
@@ -195,6 +195,57 @@ def test_a_rule_that_cannot_be_is_refused(
     assert server.faults.rules is None
 
 
+# ---- rules as text ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "key", "times", "topic"),
+    [
+        ("fail:Produce", "fail", PRODUCE, 1, None),
+        (
+            "fail:Produce,error=NOT_LEADER_OR_FOLLOWER,times=3,topic=t",
+            *("fail", PRODUCE, 3, "t"),
+        ),
+        ("fail:Fetch, error=6, times=all", "fail", FETCH, None, None),
+        ("delay:Fetch,seconds=0.5", "delay", FETCH, None, None),
+        ("drop:EndTxn", "drop", END_TXN, 1, None),
+        ("drop:EndTxn,after=true,times=2", "drop", END_TXN, 2, None),
+    ],
+)
+def test_a_rule_as_text(
+    server: KafkaServer, spec: str, kind: str, key: int, times: int | None, topic: str | None
+) -> None:
+    server.faults.add(spec)
+    assert server.faults.rules is not None
+    (rule,) = server.faults.rules
+    assert (rule.fault.kind, rule.key, rule.times, rule.topic) == (kind, key, times, topic)
+    if "error=" in spec:
+        assert rule.fault.code == BUSY
+    assert rule.fault.seconds == (0.5 if kind == "delay" else 0)
+    assert rule.fault.after is ("after=true" in spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("", "fail:API, delay:API or drop:API"),
+        ("Produce", "fail:API, delay:API or drop:API"),
+        ("break:Produce", "fail:API"),
+        ("fail:Produse", "no API 'Produse'"),
+        ("fail:Produce,error=NOPE", "no error 'NOPE'"),
+        ("fail:Produce,seconds=1", "fail has times, topic and error"),
+        ("delay:Fetch", "delay has times, topic and seconds"),
+        ("delay:Fetch,seconds=x", "cannot have 'seconds=x'"),
+        ("drop:Fetch,after=maybe", "cannot have 'after=maybe'"),
+        ("drop:Fetch,times=0", "times"),
+    ],
+)
+def test_a_text_that_is_no_rule_is_refused(server: KafkaServer, spec: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        server.faults.add(spec)
+    assert server.faults.rules is None
+
+
 # ---- delay, drop, disconnect ----
 
 
@@ -310,5 +361,58 @@ def test_a_real_consumer_gets_a_fatal_error(store: Store, server: KafkaServer) -
         assert got.error().code() == kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
         got = consumer.poll(20)
         assert got.value() == b"x"
+    finally:
+        consumer.close()
+
+
+def test_a_real_transaction_is_committed_once_if_the_answer_of_its_end_is_lost(
+    store: Store, server: KafkaServer
+) -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    producer = kafka.Producer(
+        {"bootstrap.servers": server.bootstrap_servers, "transactional.id": "tx",
+         "retry.backoff.ms": 10, "reconnect.backoff.ms": 10, "log_level": 0}
+    )  # fmt: skip
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce("t", b"once")
+    server.faults.drop("EndTxn", after=True)
+    producer.commit_transaction(20)
+    assert server.metrics()['requests_total{api="EndTxn"}'] == 2
+    committed = [record.value for record in store["t"][0].scan(isolation="read_committed")]
+    assert committed == [b"once"]
+
+
+def test_a_real_consumer_joins_again_after_a_rebalance_and_a_lost_connection(
+    store: Store, server: KafkaServer
+) -> None:
+    kafka = pytest.importorskip("confluent_kafka")
+    store["t"].append(b"first")
+    consumer = kafka.Consumer(
+        {"bootstrap.servers": server.bootstrap_servers, "group.id": "g", "client.id": "app",
+         "auto.offset.reset": "earliest", "heartbeat.interval.ms": 50, "log_level": 0,
+         "reconnect.backoff.ms": 10, "fetch.wait.max.ms": 50}
+    )  # fmt: skip
+    assigned: list[int] = []
+    read: list[bytes] = []
+
+    def poll_until(holds: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not holds():
+            assert time.monotonic() < end, "not in time"
+            message = consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                read.append(message.value())
+
+    consumer.subscribe(["t"], on_assign=lambda _, partitions: assigned.append(len(partitions)))
+    try:
+        poll_until(lambda: read == [b"first"])
+        assert assigned == [1]
+        server.faults.rebalance("g")
+        poll_until(lambda: len(assigned) == 2)
+        assert server.faults.disconnect("app") >= 1
+        assert server.faults.disconnect("another") == 0
+        store["t"].append(b"second")
+        poll_until(lambda: b"second" in read)
     finally:
         consumer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -19,8 +20,8 @@ import pytest
 
 import logstore
 from logstore import BatchEncoder, KafkaServer, Store
-from logstore.kafka import connection
-from logstore.kafka.errors import ErrorCode
+from logstore.kafka.network import connection
+from logstore.kafka.protocol.errors import ErrorCode
 from logstore.testing import check_invariants
 from tests.campaign import sized
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body, request
@@ -175,6 +176,48 @@ def test_large_requests_wait_for_memory_and_all_are_served(
         assert small.metrics()["memory_peak_bytes"] <= 2 * MIB
         until(lambda: small.metrics()["memory_in_use_bytes"] == 0)
     assert store["t"][0].end_offset == count
+
+
+def test_a_request_above_the_whole_budget_is_served(store: Store, server: KafkaServer) -> None:
+    server.close()
+    store.create_topic("wide", partitions=9)
+    rows = [{"index": number, "records": batch(os.urandom(900_000))} for number in range(9)]
+    body = produce_body("wide", None) | {"topic_data": [{"name": "wide", "partition_data": rows}]}
+    with serving(store, queued_max_request_bytes=2 * MIB) as small:
+        peers = [Peer(small.address) for _ in range(4)]
+        frame = request(PRODUCE, 9, body)
+        senders = [threading.Thread(target=each.socket.sendall, args=(frame,)) for each in peers]
+        for sender in senders:
+            sender.start()
+        for peer in peers:
+            rows = peer.receive(PRODUCE, 9)["responses"][0]["partition_responses"]
+            assert {row["error_code"] for row in rows} == {0}
+        for peer, sender in zip(peers, senders, strict=True):
+            sender.join(10)
+            peer.socket.close()
+        assert small.metrics()["memory_peak_bytes"] <= 2 * MIB + 2 * len(frame)
+        until(lambda: small.metrics()["memory_in_use_bytes"] == 0)
+    assert store["wide"][8].end_offset == 4
+
+
+def test_large_fetches_that_wait_do_not_hold_the_memory_of_others(
+    store: Store, server: KafkaServer
+) -> None:
+    """Kafka ignores bytes after a request: they make it large."""
+    server.close()
+    body = request(FETCH, 11, fetch_body("t", 0, max_wait_ms=600_000))[4:] + bytes(900_000)
+    with serving(store, queued_max_request_bytes=MIB) as small, Peer(small.address) as peer:
+        fetching = [Peer(small.address) for _ in range(5)]
+        for each in fetching:
+            each.socket.sendall(struct.pack(">i", len(body)) + body)
+        until(lambda: small.metrics()['purgatory_size{kind="fetch"}'] == len(fetching))
+        # A fetch counts as waiting a moment before its buffer is returned.
+        until(lambda: small.metrics()["memory_in_use_bytes"] == 0)
+        answer = peer.ask(PRODUCE, 9, produce_body("t", batch(os.urandom(900_000))))
+        assert answer["responses"][0]["partition_responses"][0]["error_code"] == 0
+        for each in fetching:
+            assert each.receive(FETCH, 11)["responses"][0]["partitions"][0]["records"]
+            each.socket.close()
 
 
 # ---- frames whose inside is wrong ----
@@ -383,6 +426,7 @@ def test_the_limit_of_one_address(store: Store, server: KafkaServer) -> None:
 
 
 def test_no_descriptor_left_and_back_again(server: KafkaServer) -> None:
+    gc.collect()  # sockets that earlier tests left would be closed, and give descriptors back
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(each) for each in os.listdir("/proc/self/fd"))
     taken: list[int] = []

@@ -9,14 +9,14 @@ from pathlib import Path
 from logstore.config import dotted
 from logstore.kafka.apis import APIS
 from logstore.kafka.config import KafkaConfig
-from logstore.kafka.topic_settings import text
+from logstore.kafka.handlers.topic_settings import text
+from logstore.kafka.metrics import MEANINGS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "kafka-server.md").read_text("utf-8")
 SETTINGS = PAGE.split("## Settings")[1].split("\n## ")[0]
 
 NOT_LISTED = {  # settings without a choice for now, or of features that are not there yet
     "security.protocol",
-    "max.incremental.fetch.session.cache.slots",
     "socket.listen.backlog.size",
     "transaction.partition.verification.enable",
 }
@@ -37,3 +37,9 @@ def test_the_page_lists_every_setting_with_its_default() -> None:
         assert row is not None, f"{name} is not on the page"
         default = text(field.default)
         assert default in row.split("|")[2], f"{name}: the default is {default}"
+
+
+def test_the_page_lists_every_metric_with_its_meaning() -> None:
+    table = PAGE.split("## Monitoring")[1].split("\n### ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE))
+    assert rows == MEANINGS

@@ -12,8 +12,11 @@ import pytest
 
 import logstore
 from logstore import Partition, Producer, Record, Store
-from logstore.kafka.errors import ErrorCode
+from logstore.clock import SystemClock
+from logstore.kafka.calls import Pending
+from logstore.kafka.protocol.errors import ErrorCode
 from logstore.kafka.server import KafkaServer
+from logstore.kafka.syncs import Syncs
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
 
 PRODUCE, FETCH = 0, 1
@@ -35,13 +38,47 @@ def values(store: Store, topic: str, number: int = 0) -> list[bytes | None]:
     return [record.value for record in store[topic][number]]
 
 
-@pytest.mark.parametrize("version", range(3, 12))
-def test_every_version_of_produce_appends(store: Store, peer: Peer, version: int) -> None:
+@pytest.mark.parametrize("version", range(3, 13))
+def test_every_version_of_produce_by_name_appends(store: Store, peer: Peer, version: int) -> None:
     store.create_topic("t")
     for number in range(3):
         row = produce(peer, "t", batch(b"a", b"b"), version=version)
         assert (row["error_code"], row["base_offset"]) == (0, 2 * number)
     assert values(store, "t") == [b"a", b"b"] * 3
+
+
+def test_produce_by_topic_id(store: Store, peer: Peer) -> None:
+    topic = store.create_topic("t")
+    assert topic.id is not None
+    body = produce_body("", batch(b"x"))
+    for topic_id, code in ((topic.id.bytes, 0), (bytes(15) + b"\7", 100), (bytes(16), 100)):
+        body["topic_data"][0]["topic_id"] = topic_id
+        [answer] = peer.ask(PRODUCE, 13, body)["responses"]
+        assert answer["topic_id"] == topic_id
+        assert answer["partition_responses"][0]["error_code"] == code
+    assert values(store, "t") == [b"x"]
+    store.delete_topic("t")
+    body["topic_data"][0]["topic_id"] = topic.id.bytes
+    [answer] = peer.ask(PRODUCE, 13, body)["responses"]
+    assert answer["partition_responses"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def test_offsets_by_topic_id(store: Store, peer: Peer) -> None:
+    topic = store.create_topic("t")
+    assert topic.id is not None
+    unknown = bytes(15) + b"\7"
+    row = {"partition_index": 0, "committed_offset": 5, "committed_metadata": "m"}
+    topics = [{"topic_id": each, "partitions": [row]} for each in (topic.id.bytes, unknown)]
+    answer = peer.ask(8, 10, {"group_id": "g", "topics": topics})
+    codes = {each["topic_id"]: each["partitions"][0]["error_code"] for each in answer["topics"]}
+    assert codes == {topic.id.bytes: 0, unknown: 100}
+    rows = [{"topic_id": each, "partition_indexes": [0]} for each in (topic.id.bytes, unknown)]
+    groups = [{"group_id": "g", "topics": rows}, {"group_id": "g", "topics": None}]
+    named, everything = peer.ask(9, 10, {"groups": groups})["groups"]
+    found = [(each["topic_id"], each["partitions"][0]) for each in named["topics"]]
+    assert [(id_bytes, each["committed_offset"], each["error_code"]) for id_bytes, each in found] \
+        == [(topic.id.bytes, 5, 0), (unknown, -1, 100)]  # fmt: skip
+    assert [each["topic_id"] for each in everything["topics"]] == [topic.id.bytes]
 
 
 @pytest.mark.parametrize("version", range(4, 13))
@@ -138,6 +175,31 @@ def test_settings_of_the_topic_decide(store: Store, peer: Peer) -> None:
     assert row["error_code"] == ErrorCode.INVALID_TIMESTAMP
 
 
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_refused_records_are_named(store: Store, peer: Peer, codec: str) -> None:
+    store.create_topic("compacted", config={"cleanup.policy": "compact"})
+    raw = batch(Record(b"a", key=b"k"), Record(b"b"), b"c", compression=codec)
+    row = produce(peer, "compacted", raw)
+    assert row["error_code"] == ErrorCode.INVALID_RECORD
+    assert [each["batch_index"] for each in row["record_errors"]] == [1, 2]
+    assert "key" in row["record_errors"][0]["batch_index_error_message"]
+    assert row["error_message"]
+    store.create_topic("dated", config={"message.timestamp.before.max.ms": 1000})
+    now = store.clock or SystemClock()
+    rows = [Record(b"a", timestamp=now.time_ms()), Record(b"b", timestamp=5)]
+    row = produce(peer, "dated", batch(*rows, compression=codec))
+    assert row["error_code"] == ErrorCode.INVALID_TIMESTAMP
+    assert [each["batch_index"] for each in row["record_errors"]] == [1]
+    assert produce(peer, "dated", batch(*rows), version=7)["error_code"] == 32
+
+
+def test_a_duplicate_has_the_time_of_its_batch(store: Store, peer: Peer) -> None:
+    store.create_topic("t")
+    raw = batch(Record(b"a", timestamp=7), Record(b"b", timestamp=9), producer=(7, 0, 0))
+    assert produce(peer, "t", raw)["log_append_time_ms"] == -1
+    assert produce(peer, "t", raw)["log_append_time_ms"] == 9
+
+
 def test_an_idempotent_producer_is_appended_once(store: Store, peer: Peer) -> None:
     """The answers of Apache Kafka 4.3.1 to the same requests."""
     store.create_topic("t")
@@ -174,6 +236,34 @@ def test_what_is_acknowledged_is_durable(tmp_path: Path) -> None:
             for number in range(20):
                 row = produce(peer, "t", batch(b"v"), partition=number % 2)
                 assert store["t"][number % 2].durable_offset > row["base_offset"]
+
+
+def test_a_request_is_answered_after_its_last_fsync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An fsync that ends before the next one is asked for must not answer the request."""
+    synced: list[str] = []
+    synced_before_the_answer: list[list[str]] = []
+    answer = Pending.answer
+
+    def add(_: Syncs, partition: Partition, offsets: range, done: Any) -> None:
+        synced.append(partition.name)
+        done(None)
+
+    def noted(pending: Pending, body: dict[str, Any] | None) -> None:
+        synced_before_the_answer.append(list(synced))
+        answer(pending, body)
+
+    monkeypatch.setattr(Syncs, "add", add)
+    monkeypatch.setattr(Pending, "answer", noted)
+    with logstore.open(tmp_path / "s", durability="fsync") as store, KafkaServer(store) as server:
+        store.create_topic("t", partitions=3)
+        body = produce_body("t", batch(b"v"))
+        [row] = body["topic_data"][0]["partition_data"]
+        body["topic_data"][0]["partition_data"] = [row | {"index": n} for n in range(3)]
+        with Peer(server.address) as peer:
+            assert peer.ask(PRODUCE, 9, body)["responses"]
+    assert synced_before_the_answer == [["t-0", "t-1", "t-2"]]
 
 
 def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
@@ -334,3 +424,18 @@ def test_only_decided_transactions_are_read_committed(store: Store, peer: Peer) 
         assert row["aborted_transactions"] is None
         assert b"open" in bytes(row["records"])
         open_one.abort()
+
+
+def test_a_fetch_stops_at_the_high_watermark(store: Store, peer: Peer) -> None:
+    log = store.create_topic("t")[0]
+    for _ in range(5):
+        log.append(b"x")
+    log.parts.view.set_high_watermark(3)
+    for version in (11, 4):
+        row = fetch(peer, "t", 0, version=version)
+        assert (row["error_code"], row["high_watermark"], row["last_stable_offset"]) == (0, 3, 3)
+        assert bytes(row["records"]) == b"".join(log.parts.reader.read_batches(0))
+        assert len(log.parts.reader.read_batches(0)) == 3
+    for offset, code in ((3, 0), (5, 0), (6, 1)):
+        row = fetch(peer, "t", offset, max_wait_ms=0)
+        assert row["error_code"] == code and not row["records"]

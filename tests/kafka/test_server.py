@@ -16,8 +16,8 @@ import pytest
 import logstore
 import logstore.kafka
 from logstore import KafkaConfig, KafkaServer, LockedError, Store
-from logstore.kafka.errors import ErrorCode
 from logstore.kafka.faults import Faults
+from logstore.kafka.protocol.errors import ErrorCode
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, JOIN_GROUP = 0, 1, 2, 3, 11

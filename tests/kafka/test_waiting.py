@@ -10,7 +10,7 @@ import pytest
 from logstore import Partition, Store
 from logstore.kafka import syncs as syncs_module
 from logstore.kafka.syncs import Syncs
-from logstore.kafka.waiting import FORGET_SECONDS, Waiting
+from logstore.kafka.waiting import FORGET_SECONDS, Waiting, Watch
 
 
 class Timer:
@@ -138,6 +138,48 @@ def test_a_partition_without_waits_is_forgotten_after_a_while(
     assert loop.run() == 0
 
 
+def test_a_fetch_that_fails_ends_alone(waiting: Waiting, loop: Loop, logs: list[Partition]) -> None:
+    ended: list[str] = []
+
+    def fails() -> bool:
+        if logs[0].end_offset:
+            raise OSError("cannot look")
+        return False
+
+    waiting.wait(logs, 5, fails, lambda: ended.append("failed"))
+    waiting.wait(logs, 5, lambda: bool(logs[0].end_offset), lambda: ended.append("has records"))
+    logs[0].append(b"x")
+    loop.run()
+    assert ended == ["failed", "has records"]
+
+
+def test_a_wait_ends_once(waiting: Waiting, loop: Loop, logs: list[Partition]) -> None:
+    ended: list[int] = []
+    wait = waiting.wait(logs, 5, lambda: False, lambda: ended.append(1))
+    waiting.end(wait)
+    waiting.end(wait)
+    waiting.end(None)
+    loop.pass_seconds(5)
+    assert ended == [1]
+    assert waiting.count == 0
+
+
+def test_many_short_waits_leave_one_timer(
+    waiting: Waiting, loop: Loop, logs: list[Partition]
+) -> None:
+    """A client that fetches 10,000 times a second must not leave a timer for each fetch."""
+    for _ in range(100):
+        waiting.wait(logs, 5, lambda: True, lambda: None)
+    assert len([timer for timer in loop.timers if not timer.cancelled]) == 1
+    loop.pass_seconds(FORGET_SECONDS)
+    logs[0].append(b"x")
+    assert loop.run() == 0
+    waiting.cancel(waiting.wait(logs, 5, lambda: False, lambda: None))
+    loop.pass_seconds(FORGET_SECONDS)
+    logs[0].append(b"x")
+    assert loop.run() == 0, "and is forgotten again"
+
+
 def test_a_drain_ends_all_waits_and_those_that_follow(
     waiting: Waiting, loop: Loop, logs: list[Partition]
 ) -> None:
@@ -246,3 +288,45 @@ def test_an_append_during_an_fsync_waits_for_the_next(
     assert synced == [range(2), range(5, 6)]
     assert done == [0, 5]
     assert not pool[0].tasks
+
+
+# ---- Watch ----
+
+
+def test_a_watch_notes_what_changed_and_asks_its_wait(
+    waiting: Waiting, loop: Loop, logs: list[Partition]
+) -> None:
+    watch, ended = Watch(), []
+    for log in logs:
+        waiting.watch(log, watch)
+    watch.wait = waiting.wait((), 5, lambda: logs[1] in watch.changed, lambda: ended.append(1))
+    logs[0].append(b"x")
+    loop.run()
+    assert (list(watch.changed), ended) == ([logs[0]], [])
+    logs[1].append(b"x")
+    waiting.wake()
+    assert (list(watch.changed), ended) == (logs, [1])
+    waiting.unwatch(logs[0], watch)
+    logs[0].append(b"x")
+    waiting.wake()
+    assert list(watch.changed) == [logs[1]]
+
+
+def test_many_partitions_are_forgotten_by_one_timer(
+    waiting: Waiting, loop: Loop, logs: list[Partition]
+) -> None:
+    watch = Watch()
+    waiting.watch(logs[1], watch)
+    for _ in range(10):
+        waiting.cancel(waiting.wait(logs, 5, lambda: False, lambda: None))
+    assert sum(timer.seconds == FORGET_SECONDS for timer in loop.timers) == 1
+    loop.pass_seconds(FORGET_SECONDS)
+    loop.run()
+    for log in logs:
+        log.append(b"x")
+    loop.run()
+    assert list(watch.changed) == [logs[1]], "it is still watched"
+    waiting.unwatch(logs[1], watch)
+    loop.pass_seconds(FORGET_SECONDS)
+    logs[1].append(b"x")
+    assert loop.run() == 0

@@ -7,15 +7,11 @@ applied to the files in the directory.  What is left must be exactly what the mo
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
@@ -30,8 +26,8 @@ from logstore import (
     Record,
     RetentionPolicy,
 )
-from logstore.testing import check_invariants
-from tests.partition.test_partition_stateful import fast_directory, histories
+from tests.machines import PartitionMachine
+from tests.partition.test_partition_stateful import histories
 
 HOUR = 3_600_000
 CONFIG = PartitionConfig(segment_bytes=4096, index_interval_bytes=200, segment_ms=1 << 50)
@@ -50,11 +46,9 @@ class Reader:
     fresh: bool = True  # a scan is lazy: it may begin where the log does when it is first asked
 
 
-class RetentionMachine(RuleBasedStateMachine):
+class RetentionMachine(PartitionMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="logstore-retention-", dir=fast_directory()))
-        self.incarnation = 0
         self.clock = ManualClock()
         self.times: list[int] = []  # of every record ever, by offset
         self.start = 0
@@ -62,21 +56,12 @@ class RetentionMachine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.log = self.open()
 
-    @property
-    def path(self) -> Path:
-        return self.root / f"copy{self.incarnation}" / "orders-0"
-
     def open(self) -> Partition:
         return Partition.open(self.path, durability="os", config=CONFIG, clock=self.clock)
 
     def teardown(self) -> None:
-        try:
-            if not self.log.closed:
-                check_invariants(self.log)
-        finally:
-            self.readers.clear()
-            self.log.close()
-            shutil.rmtree(self.root)
+        self.readers.clear()
+        super().teardown()
 
     # ---- writing, and time ----
 
@@ -233,19 +218,12 @@ class RetentionMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.readers.clear()
-        self.log.close()
-        self.log = self.open()
+        self.open_again()
 
     @rule()
     def crash(self) -> None:
-        """What a killed process leaves: the files as they are, nothing closed."""
         self.readers.clear()
-        before = self.path
-        self.incarnation += 1
-        shutil.copytree(before, self.path)
-        self.log.close()
-        shutil.rmtree(before.parent)
-        self.log = self.open()
+        self.open_killed()
 
     @invariant()
     def bounds_agree(self) -> None:

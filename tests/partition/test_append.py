@@ -26,6 +26,7 @@ from logstore import (
     RecordTooLargeError,
 )
 from tests.conftest import MakeLog
+from tests.kit import join
 
 UTC = datetime.UTC
 
@@ -443,9 +444,7 @@ def test_close_while_others_append_and_scan_is_safe(make_log: MakeLog) -> None:
         thread.start()
     time.sleep(0.2)
     log.close()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    join(threads)
     assert not unexpected
     again = make_log(segment_bytes=20_000)
     assert again.recovery.clean
@@ -485,9 +484,7 @@ def test_fsync_appends_beside_other_acts_do_not_deadlock(make_log: MakeLog, act:
             log.sync()
         time.sleep(0.005)
     log.close()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    join(threads)
     assert not unexpected
     make_log(segment_bytes=5000).check()
 

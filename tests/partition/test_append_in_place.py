@@ -1,4 +1,4 @@
-"""append_batch of one uncompressed batch: no copy, the same refusals, and without waiting."""
+"""append_batch of one batch, plain or packed by lz4: no copy, the same refusals, no waiting."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from logstore import InvalidRecordError, LogStoreError, Partition
+from logstore import InvalidRecordError, LogStoreError, Partition, _native
 from logstore.config import ConfigError, PartitionConfig
 from logstore.errors import DiskFullError, IndeterminateAppendError, TransactionStateError
-from logstore.format import validation
+from logstore.format import codecs, validation
 from logstore.format.batch import BatchHeader, with_header
 from logstore.store.store import Store
 from logstore.testing import (
@@ -25,6 +25,7 @@ from logstore.testing import (
     inject_io,
     record_io,
 )
+from tests.campaign import sized
 from tests.conftest import MakeLog
 from tests.kit import values, with_crc
 
@@ -141,6 +142,56 @@ def test_the_settings_of_the_topic_decide_in_both_paths(
 ) -> None:
     config = PartitionConfig(**settings)
     assert outcome(raw, config, in_place=True) == outcome(raw, config, in_place=False)
+
+
+def lz4_batch(*values: bytes, **options: Any) -> bytes:
+    """A batch as Kafka's producer packs it: the records of `batch`, in one lz4 frame."""
+    plain = batch(*values, **options)
+    header = BatchHeader.parse(plain)
+    packed = codecs.compress(codecs.CODECS["lz4"], plain[61:])
+    return with_header(header._replace(attributes=header.attributes | 3), packed)
+
+
+def test_a_batch_that_lz4_packed_is_checked_in_place() -> None:
+    for sent in ([b"x"], [b"a" * 300, b"b" * 5000], [random.Random(1).randbytes(90_000)] * 3):
+        raw = lz4_batch(*sent)
+        found = validation.check_in_place(raw, PartitionConfig(), NOW)
+        assert found == (BatchHeader.parse(raw), NOW)
+        assert outcome(raw, PartitionConfig(), in_place=False) == (found[0], raw)
+
+
+def test_lz4_batches_are_refused_alike_in_both_paths() -> None:
+    """Bytes of frame, blocks and header are changed; the checksum is made right again."""
+    dice = random.Random(3)
+    whole = lz4_batch(b"some text " * 40, b"more text " * 40, dice.randbytes(200))
+    configs = [
+        PartitionConfig(),
+        PartitionConfig(max_message_bytes=200),
+        PartitionConfig(max_decompressed_message_bytes=1024),
+        PartitionConfig(cleanup_policy="compact"),
+        PartitionConfig(message_timestamp_before_max_ms=10),
+        PartitionConfig(compression_type="gzip"),
+    ]
+    found = set()
+    for _ in range(sized(1500, 15_000, 500_000)):
+        changed = bytearray(whole)
+        for _ in range(dice.randint(0, 2)):
+            changed[dice.randrange(21, len(changed))] = dice.randrange(256)
+        raw = with_crc(changed)
+        config = dice.choice(configs)
+        result = outcome(raw, config, in_place=True)
+        assert result == outcome(raw, config, in_place=False), raw.hex()
+        found.add(result[0] if isinstance(result, tuple) and isinstance(result[0], type) else None)
+    assert len(found) > 2
+
+
+def test_a_packed_batch_that_would_take_too_much_memory_is_not_unpacked() -> None:
+    raw = lz4_batch(b"x" * 900_000)
+    assert len(raw) < 10_000
+    limit = {"max_decompressed_message_bytes": 1 << 17}
+    assert validation.check_in_place(raw, PartitionConfig(**limit), NOW) is None
+    assert validation.check_in_place(raw, PartitionConfig(), NOW) is not None
+    assert _native.check_batch(raw) is None, "without a limit nothing is unpacked"
 
 
 @pytest.mark.parametrize("call", [1, 2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
@@ -21,6 +18,7 @@ from hypothesis.stateful import (
 from logstore import OffsetOutOfRangeError, Partition, PartitionConfig, Record
 from logstore.testing import LogModel, ReferenceRecord, as_reference, check_invariants
 from logstore.testing.strategies import record_lists, records, timestamps
+from tests.machines import PartitionMachine
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 # Small enough that a handful of appends rolls the segment and fills an index.
@@ -31,30 +29,16 @@ def plain(found: Iterable[Record]) -> list[ReferenceRecord]:
     return [as_reference(record) for record in found]
 
 
-class LogMachine(RuleBasedStateMachine):
+class LogMachine(PartitionMachine):
     """Every rule does the same to the log and to the model, and compares what both show."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="logstore-stateful-", dir=fast_directory()))
-        self.incarnation = 0
         self.model = LogModel()
         self.log = self.open()
 
-    @property
-    def path(self) -> Path:
-        return self.root / f"copy{self.incarnation}" / "orders-0"
-
     def open(self) -> Partition:
         return Partition.open(self.path, durability="os", config=TINY)
-
-    def teardown(self) -> None:
-        try:
-            if not self.log.closed:  # a rule that failed in between may have left it so
-                check_invariants(self.log)
-        finally:
-            self.log.close()
-            shutil.rmtree(self.root)
 
     def offset(self, fraction: float) -> int:
         """An offset from just below the log to just beyond it."""
@@ -122,31 +106,16 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.log.close()
-        self.log = self.open()
+        self.open_again()
 
     @rule()
     def crash(self) -> None:
-        """What a killed process leaves: the files as they are, nothing closed."""
-        before = self.path
-        self.incarnation += 1
-        shutil.copytree(before, self.path)
-        self.log.close()
-        shutil.rmtree(before.parent)
-        self.log = self.open()
+        self.open_killed()
 
     @rule(junk=st.binary(min_size=1, max_size=100) | st.just(bytes(300)))
     def crash_in_a_write(self, junk: bytes) -> None:
         """The same with half a batch, or the zeros of a grown file, at the end."""
-        before = self.path
-        self.incarnation += 1
-        shutil.copytree(before, self.path)
-        last = max(self.path.glob("*.log"))
-        with last.open("ab") as file:
-            file.write(junk)
-        self.log.close()
-        shutil.rmtree(before.parent)
-        self.log = self.open()
+        self.open_killed(junk)
 
     @rule(fraction=st.floats(0, 1))
     def truncate(self, fraction: float) -> None:
@@ -220,11 +189,6 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.start_offset == self.model.start_offset
         assert self.log.end_offset == self.model.end_offset
         assert self.log.start_offset <= self.log.durable_offset <= self.log.end_offset
-
-
-def fast_directory() -> str | None:
-    """Memory, where there is some: the histories here do not depend on what a disk does."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def histories(count: int, steps: int) -> settings:

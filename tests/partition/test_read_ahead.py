@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -156,8 +157,12 @@ def test_dropped_scans_leave_neither_threads_nor_descriptors(tmp_path: Path) -> 
         for _ in range(10):
             chunks, records = half_read(log)
         del chunks, records
-        # A thread that an earlier test left may end while this test runs: fewer is no leak.
-        assert all(now <= was for now, was in zip(look(), before, strict=True))
+        # A thread that an earlier test left may end while this test runs: fewer is no leak.  The
+        # kernel lists a thread that was joined for a moment longer.
+        deadline = time.monotonic() + 10
+        while any(now > was for now, was in zip(look(), before, strict=True)):
+            assert time.monotonic() < deadline, (look(), before)
+            time.sleep(0.01)
 
 
 def test_a_child_process_may_drop_its_parents_scan(tmp_path: Path) -> None:

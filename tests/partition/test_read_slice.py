@@ -29,6 +29,13 @@ def read_slice(log: Partition, *args: Any, **options: Any) -> Slice | None:
     return log.parts.reader.read_slice(*args, **options)
 
 
+def whole_slice(log: Partition) -> Slice:
+    """Return the slice from offset 0 to the end of the first segment."""
+    found = read_slice(log, 0, UNLIMITED)
+    assert found is not None
+    return found
+
+
 def content(slice_: Slice | None) -> bytes:
     return b"" if slice_ is None else slice_.read(0, slice_.size_bytes, wait=True)
 
@@ -190,8 +197,7 @@ def test_damage_of_the_first_header_is_raised_and_later_damage_ends_a_slice(
 def test_a_slice_is_read_in_parts(make_log: MakeLog) -> None:
     log = make_log()
     fill(log, batches=20)
-    found = read_slice(log, 0, UNLIMITED)
-    assert found is not None
+    found = whole_slice(log)
     whole = content(found)
     for wait in (True, False):
         assert found.read(10, 3, wait=wait) == whole[10:13]
@@ -205,8 +211,7 @@ def test_what_is_not_in_the_page_cache_is_not_waited_for(make_log: MakeLog) -> N
     log = make_log()
     fill(log)
     log.sync()
-    found = read_slice(log, 0, UNLIMITED)
-    assert found is not None
+    found = whole_slice(log)
     file = log.segments[0].file
     file.forget(0, 0)
     try:
@@ -230,8 +235,7 @@ def test_what_is_not_in_the_page_cache_is_not_waited_for(make_log: MakeLog) -> N
 def test_reads_that_fail(make_log: MakeLog, fault: Fault, expected: type[OSError]) -> None:
     log = make_log()
     fill(log, batches=5)
-    found = read_slice(log, 0, UNLIMITED)
-    assert found is not None
+    found = whole_slice(log)
     with inject_io(fault), pytest.raises(expected) as caught:
         found.read(0, found.size_bytes, wait=False)
     assert (type(caught.value) is NotCachedError) is (expected is NotCachedError)
@@ -252,8 +256,7 @@ def test_a_deleted_segment_stays_readable(make_log: MakeLog) -> None:
 def test_a_truncation_below_a_slice_is_an_eof(make_log: MakeLog) -> None:
     log = make_log()
     fill(log, batches=120)
-    found = read_slice(log, 0, UNLIMITED)
-    assert found is not None
+    found = whole_slice(log)
     log.truncate(1)
     with pytest.raises(NotCachedError):
         found.read(0, found.size_bytes, wait=False)

@@ -21,7 +21,7 @@ from logstore.files.directory import Directory
 from logstore.log.producer_files import Producers
 from logstore.partition.view import LogView
 from logstore.recovery.truncation_plan import TruncationPlan
-from tests.partition.test_partition_stateful import fast_directory
+from tests.machines import fast_directory
 from tests.partition.test_processes import start
 
 TINY = PartitionConfig(segment_bytes=2048, index_interval_bytes=100)

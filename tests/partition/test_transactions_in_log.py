@@ -40,6 +40,15 @@ MakeLog = Callable[..., Partition]
 NOW = 1_700_000_000_000
 
 
+def failing(number: int, text: str) -> Callable[..., None]:
+    """Return a function that raises this OSError."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, text)
+
+    return fail
+
+
 def batch(*values: bytes, **options: Any) -> bytes:
     return encode_batch([ReferenceRecord(value, timestamp=NOW) for value in values], **options)
 
@@ -379,9 +388,9 @@ def test_a_retry_is_answered_with_its_offsets_and_not_appended(make_log: MakeLog
     one, two = Producing(log, 1), Producing(log, 2)
     spans = [one.send(b"a", b"b"), two.send(b"c"), one.send(b"d")]
     log.append(b"plain")
-    assert log.append_batch(one.sent[0]) == (spans[0], -1, True)
-    assert log.append_batch(two.sent[0]) == (spans[1], -1, True)
-    assert log.append_batch(one.sent[1]) == (spans[2], -1, True)
+    assert log.append_batch(one.sent[0]) == (spans[0], NOW, True)
+    assert log.append_batch(two.sent[0]) == (spans[1], NOW, True)
+    assert log.append_batch(one.sent[1]) == (spans[2], NOW, True)
     assert log.end_offset == 5
     with pytest.raises(OutOfOrderSequenceError):
         log.append_batch(batch(b"x", producer_id=1, producer_epoch=0, base_sequence=4))
@@ -407,7 +416,7 @@ def test_a_retry_is_recognised_after_reopening(
     with Partition.open(
         path, durability="os", clock=clock, config={"segment.bytes": 1024}
     ) as again:
-        assert again.append_batch(producer.sent[-1]) == (last, -1, True)
+        assert again.append_batch(producer.sent[-1]) == (last, NOW, True)
         producer.log = again
         producer.send(b"goes on")
         check_invariants(again)
@@ -802,12 +811,8 @@ def test_a_failed_write_leaves_the_producer_as_it_was(
     log = make_log()
     producer = Producing(log, 1)
     producer.transact(b"a")
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "no space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(log.parts.active, "roll_locked", fail)
+        patched.setattr(log.parts.active, "roll_locked", failing(28, "no space left on device"))
         patched.setattr(log.parts.active, "writer", Reluctant(log.parts.active.writer))
         with pytest.raises(OSError, match="no space"):
             producer.transact(b"b")
@@ -888,12 +893,8 @@ def test_a_failed_note_of_an_abort_holds_committed_readers_back(
     log = make_log()
     producer = Producing(log, 1)
     producer.transact(b"aborted")
-
-    def fail(*_: object) -> None:
-        raise OSError(5, "input/output error")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Segment, "append_aborted", fail)
+        patched.setattr(Segment, "append_aborted", failing(5, "input/output error"))
         with pytest.raises(IndeterminateAppendError) as error:
             producer.end(commit=False)
     assert error.value.offsets == range(1, 2)

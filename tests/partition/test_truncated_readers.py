@@ -26,6 +26,13 @@ T0 = TopicPartition("t", 0)
 ISOLATIONS = ("read_uncommitted", "read_committed")
 
 
+def truncated_to(records: Iterator[Record]) -> int:
+    """Return the end of the log that the next read of an iteration reports."""
+    with pytest.raises(LogTruncatedError) as caught:
+        next(records)
+    return caught.value.truncated_to
+
+
 def fill(log: Partition, generation: bytes, count: int) -> None:
     log.extend([Record(b"%s-%d" % (generation, n)) for n in range(count)])
 
@@ -99,9 +106,7 @@ def test_the_lowest_of_many_cuts_counts(pair: tuple[Partition, Partition]) -> No
     for end in (8, 3, 7):
         writer.truncate(end)
         fill(writer, b"new", 10)
-    with pytest.raises(LogTruncatedError) as caught:
-        next(records)
-    assert caught.value.truncated_to == 3
+    assert truncated_to(records) == 3
 
 
 def test_a_reader_that_missed_too_many_cuts_starts_over(make_log: MakeLog) -> None:
@@ -112,9 +117,7 @@ def test_a_reader_that_missed_too_many_cuts_starts_over(make_log: MakeLog) -> No
     for _ in range(40):
         writer.truncate(9)
         fill(writer, b"new", 1)
-    with pytest.raises(LogTruncatedError) as caught:
-        next(records)
-    assert caught.value.truncated_to == 0
+    assert truncated_to(records) == 0
 
 
 def test_a_waiting_follower_is_woken_by_a_cut(pair: tuple[Partition, Partition]) -> None:
@@ -177,9 +180,7 @@ def test_a_cut_that_opening_finishes_is_seen_by_a_reader(
     writer = make_log()
     assert writer.end_offset == 5
     fill(writer, b"new", 20)
-    with pytest.raises(LogTruncatedError) as caught:
-        next(records)
-    assert caught.value.truncated_to == 5
+    assert truncated_to(records) == 5
 
 
 def test_opening_again_is_no_cut(make_log: MakeLog) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -356,6 +357,35 @@ def test_ids_that_nobody_uses_are_forgotten(tmp_path: Path) -> None:
 
 
 # ---- ends -----------------------------------------------------------------------------------
+
+
+def test_an_abort_ends_what_the_producers_thread_enlists_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread may be between its look at the transaction and its first write."""
+    with Producer(store, "mine", linger=0.001) as producer:
+        client = producer._client
+        assert client is not None
+        looked, aborting = threading.Event(), threading.Event()
+        enlist = type(client)._enlist
+
+        def late(self: Any, transaction: Any, partitions: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                looked.set()
+                assert aborting.wait(20)
+            enlist(self, transaction, partitions)
+
+        monkeypatch.setattr(type(client), "_enlist", late)
+        transaction = producer.transaction()
+        end = transaction.end
+        monkeypatch.setattr(transaction, "end", lambda how: (end(how), aborting.set()))
+        transaction.send("a", b"aborted", partition=0)
+        assert looked.wait(20)
+        transaction.abort()
+        monkeypatch.undo()
+        with producer.transaction() as following:
+            following.send("a", b"committed", partition=0)
+    assert committed(store, "a") == [b"committed"]
 
 
 def test_closing_the_store_aborts_what_is_open(tmp_path: Path) -> None:

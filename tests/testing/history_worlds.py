@@ -12,7 +12,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from logstore.testing.history import (
+from logstore.testing.history_findings import Copy
+from logstore.testing.operations import (
     Assign,
     Commit,
     Committed,
@@ -24,7 +25,6 @@ from logstore.testing.history import (
     Send,
     Snapshot,
 )
-from logstore.testing.history_findings import Copy
 
 SOURCE, OTHER, TARGET = "source", "other", "copy"
 COMMITTED, UNCOMMITTED = "read_committed", "read_uncommitted"

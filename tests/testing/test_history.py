@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from logstore import IndeterminateAppendError, RecordTooLargeError
-from logstore.testing.history import (
-    ALL_KINDS,
-    DEFAULT_KINDS,
+from logstore.testing.history import ALL_KINDS, DEFAULT_KINDS, assert_clean, check
+from logstore.testing.history_findings import Finding, HistoryViolation
+from logstore.testing.operations import (
     Commit,
     Committed,
     Event,
@@ -19,10 +19,7 @@ from logstore.testing.history import (
     Read,
     Recorder,
     Send,
-    assert_clean,
-    check,
 )
-from logstore.testing.history_findings import Finding, HistoryViolation
 from tests.conftest import MakeLog
 from tests.testing.history_worlds import COPY, World
 

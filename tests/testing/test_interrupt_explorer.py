@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,7 @@ from logstore import (
     Producer,
     Store,
 )
-from logstore.testing import check_invariants, explore_interrupts
+from logstore.testing import check_invariants, explore_interrupts, interrupt_at
 from tests.kit import topic_values
 
 SAMPLE = 30
@@ -68,6 +70,28 @@ class Pair:
 
     def check(self, _: BaseException | None) -> None:
         assert self.left == self.right, "split in two"
+
+
+def test_a_garbage_collection_does_not_change_the_numbers_of_places() -> None:
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            abs(1)
+
+    def operate(pair: Pair) -> None:
+        for _ in range(50):
+            Garbage()
+        pair.split()
+
+    before = gc.get_threshold()
+    gc.set_threshold(10)
+    try:
+        result = explore_interrupts(Pair, operate, Pair.check)
+    finally:
+        gc.set_threshold(*before)
+    assert [each.kind for each in result.violations] == ["check"], result
 
 
 def test_a_change_of_state_in_two_statements_is_found() -> None:
@@ -495,3 +519,25 @@ def test_a_store_goes_on_after_an_interrupt_anywhere(name: str, limit: int | Non
     result = explore_interrupts(prepare, operate, check, limit=limit, only=CODE)
     assert not result.violations, result
     assert result.tried > 5 or name == "send"  # one call of C code
+
+
+def test_a_return_of_a_called_function_is_no_place() -> None:
+    """An interrupt there cannot be told from one after the outer function has returned."""
+    done: list[int] = []
+
+    def inner() -> None:
+        done.append(1)
+
+    def outer() -> None:
+        return inner()
+
+    for place in range(1, 100):
+        done.clear()
+        try:
+            if not interrupt_at(place, outer, only=[__file__]):
+                break
+        except KeyboardInterrupt as interrupt:
+            frames = {frame.name for frame in traceback.extract_tb(interrupt.__traceback__)}
+            assert "inner" in frames or not done
+    else:
+        raise AssertionError("there is always one more place")

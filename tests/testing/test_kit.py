@@ -12,20 +12,21 @@ import pytest
 
 import logstore
 from logstore import testing
-from logstore.testing import crash, fixtures, history, io, strategies
+from logstore.testing import crash, fixtures, history, io, operations, strategies
 from logstore.testing.crash import Exploration
-from logstore.testing.history import Recorder, check
+from logstore.testing.history import check
 from logstore.testing.history_findings import Copy
 from logstore.testing.io import record_io
+from logstore.testing.operations import Recorder, Send
 from logstore.testing.reference import ReferenceRecord
 
 # ---- one namespace ----
 
 
-@pytest.mark.parametrize("room", [crash, fixtures, history, io, strategies])
+@pytest.mark.parametrize("room", [crash, fixtures, history, io, operations, strategies])
 def test_every_public_name_of_the_kit_is_imported_from_one_place(room: object) -> None:
     # Two classes have the name Operation: that of a call to the disk is the kit's.
-    names = [name for name in room.__all__ if room is not history or name != "Operation"]  # type: ignore[attr-defined]
+    names = [name for name in room.__all__ if room is not operations or name != "Operation"]  # type: ignore[attr-defined]
     for name in names:
         assert getattr(testing, name) is getattr(room, name)
         assert name in testing.__all__
@@ -90,7 +91,7 @@ def test_the_record_of_an_aborted_transaction_does_not_count_as_a_copy() -> None
         pending.acknowledged(0)
     for offset, outcome in [(0, "abort"), (2, "commit")]:
         transaction = recorder.transaction("copier")
-        transaction.add(history.Send("target", b"0", offset))
+        transaction.add(Send("target", b"0", offset))
         if outcome == "abort":
             transaction.fail()
         else:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from logstore.testing import FormatViolation, ReferenceRecord, decode_batch, encode_batch, read_log
 from logstore.testing.reference import _Reader, crc32c, encode_varint
 from logstore.testing.strategies import batches, reference_records
-from tests.kit import with_crc
+from tests.kit import peer_encode, with_crc
 
 CODEC_NAMES = ["none", "gzip", "snappy", "lz4", "zstd"]
 EXAMPLES = settings(
@@ -353,27 +353,9 @@ def peer_has(module: str, codec: int) -> bool:
     return codec == 0 or bool(getattr(codecs, f"has_{CODEC_NAMES[codec]}")())
 
 
-def peer_encode(
-    module: str, records: Iterable[ReferenceRecord], codec: int, **producer: int
-) -> bytes:
-    builder = peer_class(module, "DefaultRecordBatchBuilder")(
-        magic=2,
-        compression_type=codec,
-        is_transactional=producer.get("transactional", 0),
-        producer_id=producer.get("producer_id", -1),
-        producer_epoch=producer.get("producer_epoch", -1),
-        base_sequence=producer.get("base_sequence", -1),
-        batch_size=1 << 20,
-    )
-    for offset, record in enumerate(records):
-        builder.append(
-            offset,
-            timestamp=record.timestamp,
-            key=record.key,
-            value=record.value,
-            headers=list(record.headers),
-        )
-    return bytes(builder.build())
+def need_peer(module: str, codec: int) -> None:
+    if not peer_has(module, codec):
+        pytest.skip("the peer lacks the codec")
 
 
 def peer_decode(module: str, data: bytes) -> list[ReferenceRecord]:
@@ -404,8 +386,7 @@ def sent(max_size: int = 200) -> st.SearchStrategy[list[ReferenceRecord]]:
 @EXAMPLES
 @given(data=st.data())
 def test_we_decode_what_a_peer_encodes(module: str, codec: int, data: st.DataObject) -> None:
-    if not peer_has(module, codec):
-        pytest.skip("the peer lacks the codec")
+    need_peer(module, codec)
     records = data.draw(sent())
     encoded = peer_encode(module, records, codec)
     batch = decode_batch(encoded)
@@ -421,8 +402,7 @@ def test_we_decode_what_a_peer_encodes(module: str, codec: int, data: st.DataObj
 @EXAMPLES
 @given(data=st.data())
 def test_a_peer_decodes_what_we_encode(module: str, codec: int, data: st.DataObject) -> None:
-    if not peer_has(module, codec):
-        pytest.skip("the peer lacks the codec")
+    need_peer(module, codec)
     encoded = data.draw(batches(codec=codec))
     batch = decode_batch(encoded)
     assert tuple(peer_decode(module, encoded)) == batch.records

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,16 @@ def batches_of(path: Path) -> list[ReferenceBatch]:
 
 def pairs(log: Iterable[Record]) -> list[tuple[int, bytes | None, bytes | None]]:
     return [(r.offset, r.key, r.value) for r in log]
+
+
+def passes(log: Partition, clock: ManualClock, between_ms: int) -> Iterator[None]:
+    """Compact three times; each time give the log one more segment to compact."""
+    for i in range(3):
+        compact(log)
+        clock.advance(between_ms)
+        log.append(b"x", key=b"k%d" % i)
+        log.roll()
+        yield
 
 
 def compact(log: Partition, **options: object) -> None:
@@ -482,11 +492,7 @@ def test_a_marker_outlives_the_last_batch_of_its_producer(tmp_path: Path, commit
               aborted=[] if commit else [(7, 0, 1)])  # fmt: skip
     clock = ManualClock(NOW)
     with open_log(path, clock, delete_retention_ms=0) as log:
-        for i in range(3):
-            compact(log)
-            clock.advance(10)
-            log.append(b"x", key=b"k%d" % i)
-            log.roll()
+        for _ in passes(log, clock, 10):
             header, end = batches_of(path)[:2]
             assert (header.records, header.last_sequence, header.transactional) == ((), 41, True)
             assert end.control and end.records and end.delete_horizon is None
@@ -522,11 +528,7 @@ def test_a_commit_marker_stays_while_its_data_does(tmp_path: Path) -> None:
     write_log(path, [[data, marker(1, 7, commit=True)], [batch(record(2, b"z"))]])
     clock = ManualClock(NOW)
     with open_log(path, clock, delete_retention_ms=0) as log:
-        for i in range(3):
-            compact(log)
-            clock.advance(1)
-            log.append(b"x", key=b"k%d" % i)
-            log.roll()
+        for _ in passes(log, clock, 1):
             assert [b.delete_horizon for b in batches_of(path) if b.control] == [None]
         assert pairs(log)[0] == (0, b"a", b"committed")
 

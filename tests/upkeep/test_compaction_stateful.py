@@ -7,44 +7,29 @@ key, and nothing missing at or above the offset up to which it has been compacte
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from logstore import Compactor, ManualClock, Partition, PartitionConfig, Record
-from logstore.testing import check_invariants
+from tests.machines import PartitionMachine
 
 CONFIG = PartitionConfig(segment_bytes=1024, delete_retention_ms=100, index_interval_bytes=64)
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b""])
 VALUES = st.one_of(st.none(), st.binary(max_size=40))
 
 
-class CompactionMachine(RuleBasedStateMachine):
+class CompactionMachine(PartitionMachine):
     """Every rule changes the log and the model alike; the invariants compare."""
 
     def __init__(self) -> None:
         super().__init__()
-        root = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self.root = Path(tempfile.mkdtemp(prefix="logstore-compaction-", dir=root))
-        self.incarnation = 0
         self.clock = ManualClock()
         self.model: dict[int, tuple[bytes, bytes | None]] = {}
         self.log = self.open()
 
     def open(self) -> Partition:
-        path = self.root / str(self.incarnation) / "orders-0"
-        return Partition.open(path, durability="os", config=CONFIG, clock=self.clock)
-
-    def teardown(self) -> None:
-        try:
-            check_invariants(self.log)
-        finally:
-            self.log.close()
-            shutil.rmtree(self.root)
+        return Partition.open(self.path, durability="os", config=CONFIG, clock=self.clock)
 
     # ---- what happens to it ----
 
@@ -116,18 +101,12 @@ class CompactionMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.log.close()
-        self.log = self.open()
+        self.open_again()
         assert self.log.recovery.clean
 
     @rule()
     def crash(self) -> None:
-        """The files as a killed process leaves them, in a new place."""
-        old = self.root / str(self.incarnation)
-        self.incarnation += 1
-        shutil.copytree(old, self.root / str(self.incarnation))
-        self.log.close()
-        self.log = self.open()
+        self.open_killed()
         assert not self.log.recovery.damage and not self.log.recovery.torn
 
     # ---- what must hold ----

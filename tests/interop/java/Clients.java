@@ -1,6 +1,8 @@
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.*;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.TransactionState;
 import org.apache.kafka.clients.consumer.*;
 import org.apache.kafka.clients.producer.*;
 import org.apache.kafka.common.KafkaException;
@@ -27,6 +29,8 @@ public class Clients {
             "heartbeat.interval.ms", 200, "session.timeout.ms", 10000, "fetch.max.wait.ms", 100);
         for (int i = 0; i < pairs.length; i += 2)
             all.put((String) pairs[i], pairs[i + 1]);
+        if ("consumer".equals(all.get("group.protocol")))  // the server decides about these
+            all.keySet().removeAll(Arrays.asList("heartbeat.interval.ms", "session.timeout.ms"));
         return new KafkaConsumer<>(all);
     }
 
@@ -55,7 +59,9 @@ public class Clients {
 
     static void group(String strategy) throws Exception {
         String group = "g-" + strategy;
-        Object[] all = {"group.id", group, "partition.assignment.strategy", "org.apache.kafka.clients.consumer." + strategy};
+        Object[] all = strategy.endsWith("Assignor")
+            ? new Object[] {"group.id", group, "partition.assignment.strategy", "org.apache.kafka.clients.consumer." + strategy}
+            : new Object[] {"group.id", group, "group.protocol", "consumer", "group.remote.assignor", strategy};
         Set<String> seen = Collections.synchronizedSet(new TreeSet<>());
         List<Thread> threads = new ArrayList<>();
         int[] owned = new int[2];
@@ -83,8 +89,10 @@ public class Clients {
             thread.start();
         }
         long deadline = System.currentTimeMillis() + 30000;
+        int[] shared = new int[2];  // before the first of them leaves
         while (System.currentTimeMillis() < deadline) {
             synchronized (owned) {
+                shared = owned.clone();
                 if (owned[0] == 2 && owned[1] == 2 && seen.size() == 100)
                     break;
             }
@@ -94,7 +102,7 @@ public class Clients {
         done[0] = true;
         for (Thread each : threads)
             each.join();
-        System.out.println(strategy + " " + seen.size() + " " + owned[0] + " " + owned[1]);
+        System.out.println(strategy + " " + seen.size() + " " + shared[0] + " " + shared[1]);
     }
 
     static void transactions() throws Exception {
@@ -136,11 +144,44 @@ public class Clients {
         }
     }
 
+    /** A transaction that the coordinator aborts after its time-out. */
+    static void late() throws Exception {
+        try (KafkaProducer<String, String> producer =
+                 new KafkaProducer<>(settings("transactional.id", "late", "transaction.timeout.ms", 500));
+             Admin admin = Admin.create(settings())) {
+            producer.initTransactions();
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>("late", "late")).get();
+            long deadline = System.currentTimeMillis() + 30000;
+            while (System.currentTimeMillis() < deadline
+                   && admin.describeTransactions(Arrays.asList("late")).description("late").get().state() != TransactionState.COMPLETE_ABORT)
+                Thread.sleep(20);
+            try {
+                producer.send(new ProducerRecord<>("late", "later")).get();
+                System.out.println("not aborted");
+            } catch (KafkaException | java.util.concurrent.ExecutionException error) {
+                System.out.println("late");
+            }
+            producer.abortTransaction();
+            producer.beginTransaction();
+            producer.send(new ProducerRecord<>("late", "after"));
+            producer.commitTransaction();
+        } catch (org.apache.kafka.common.errors.ProducerFencedException error) {
+            System.out.println("then fenced");  // a client from before transaction version 2
+            return;
+        }
+        try (KafkaConsumer<String, String> consumer = consumer("isolation.level", "read_committed")) {
+            consumer.assign(Arrays.asList(new TopicPartition("late", 0)));
+            System.out.println("then " + read(consumer, 1));
+        }
+    }
+
     public static void main(String[] args) throws Exception {
         bootstrap = args[0];
         produce();
-        for (String strategy : new String[] {"RangeAssignor", "CooperativeStickyAssignor"})
+        for (String strategy : new String[] {"RangeAssignor", "CooperativeStickyAssignor", "uniform", "range"})
             group(strategy);
         transactions();
+        late();
     }
 }

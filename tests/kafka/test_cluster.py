@@ -1,0 +1,381 @@
+"""Three nodes with listeners on one metadata tree: what clients of a cluster see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from logstore.kafka.clustering.served_node import ServedNode
+from logstore.kafka.protocol.errors import ErrorCode
+from logstore.opening import open_member
+from logstore.replication.embedded import EmbeddedTree
+from tests.kafka.peer import Peer, batch, fetch_body, produce_body
+from tests.kit import wait_until
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, FIND_COORDINATOR = 0, 1, 2, 3, 10
+CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID, CREATE_PARTITIONS = 19, 20, 22, 37
+ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS = 43, 45, 46
+NODES = (1, 2, 3)
+
+
+class Nodes:
+    """The nodes of a cluster, by id."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tree = EmbeddedTree(None)
+        self.up: dict[int, ServedNode] = {}
+        self.ports: dict[int, int] = {}
+
+    def start(self, number: int) -> None:
+        node = ServedNode(
+            open_member(self.path / str(number), durability="os"),
+            node_id=number,
+            metadata=self.tree.session,
+            listen=f"127.0.0.1:{self.ports.get(number, 0)}",
+            node_config={"replica.lag.time.max.ms": 2000, "replica.fetch.wait.max.ms": 100},
+        )
+        self.up[number] = node.start()
+        self.ports[number] = node.server.address[1]
+
+    def kill(self, number: int) -> None:
+        """End a node as kill -9 does; its session ends at once."""
+        self.up.pop(number).kill()
+
+    def peer(self, number: int) -> Peer:
+        return Peer(self.up[number].server.address)
+
+    @property
+    def any(self) -> ServedNode:
+        return next(iter(self.up.values()))
+
+    @property
+    def servers(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+
+    def create(self, name: str, partitions: int = 1, factor: int = 3, **settings: str) -> None:
+        answer = self.ask(CREATE_TOPICS, 7, create_body(name, partitions, factor, **settings))
+        assert answer["topics"][0]["error_code"] == 0, answer
+        for number in range(partitions):
+            wait_until(lambda at=number: self.is_led(name, at), f"that {name}-{number} is led")
+
+    def is_led(self, topic: str, number: int) -> bool:
+        """Whether the leader has learnt that it leads; clients ask again until then."""
+        node = self.up.get(self.leader(topic, number))
+        return node is not None and (topic, number) in node.node.leads()
+
+    def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        with Peer(self.any.server.address) as peer:
+            return peer.ask(key, version, body)
+
+    def leader(self, topic: str, number: int = 0) -> int:
+        state = self.any.node.image.states[topic, number]
+        return state.leader
+
+    def follower(self, topic: str) -> int:
+        return next(node for node in self.up if node != self.leader(topic))
+
+    def in_sync(self, topic: str, number: int = 0) -> set[int]:
+        return set(self.any.node.image.states[topic, number].isr)
+
+
+def create_body(name: str, partitions: int, factor: int, **settings: str) -> dict[str, Any]:
+    configs = [{"name": key.replace("_", "."), "value": each} for key, each in settings.items()]
+    topic = {"name": name, "num_partitions": partitions, "replication_factor": factor}
+    return {
+        "topics": [topic | {"assignments": [], "configs": configs}],
+        "timeout_ms": 20_000,
+        "validate_only": False,
+    }
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
+    try:
+        for number in NODES:
+            made.start(number)
+        yield made
+    finally:
+        for node in made.up.values():
+            node.kill()
+
+
+def produced(answer: dict[str, Any]) -> tuple[int, int]:
+    row = answer["responses"][0]["partition_responses"][0]
+    return row["error_code"], row["base_offset"]
+
+
+def test_metadata_names_the_nodes_and_the_leaders(nodes: Nodes) -> None:
+    nodes.create("t", 3)
+    with nodes.peer(1) as first, nodes.peer(2) as second:
+        body = {"topics": [{"name": "t", "topic_id": bytes(16)}]}
+        answers = [peer.ask(METADATA, 12, body) for peer in (first, second)]
+    for answer in answers:
+        assert [each["node_id"] for each in answer["brokers"]] == [1, 2, 3]
+        assert [each["port"] for each in answer["brokers"]] == list(nodes.ports.values())
+        rows = answer["topics"][0]["partitions"]
+        assert sorted(each["leader_id"] for each in rows) == [1, 2, 3]
+        assert all(sorted(each["isr_nodes"]) == [1, 2, 3] for each in rows)
+    assert answers[0]["controller_id"] == answers[1]["controller_id"] in NODES
+
+
+def test_only_the_leader_takes_records_and_shows_them(nodes: Nodes) -> None:
+    nodes.create("t")
+    other = nodes.follower("t")
+    with nodes.peer(nodes.leader("t")) as leader, nodes.peer(other) as follower:
+        refused = follower.ask(PRODUCE, 9, produce_body("t", batch(b"no")))
+        assert produced(refused) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+        assert produced(leader.ask(PRODUCE, 9, produce_body("t", batch(b"yes")))) == (0, 0)
+        row = follower.ask(FETCH, 11, fetch_body("t", 0))["responses"][0]["partitions"][0]
+        assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        row = leader.ask(FETCH, 11, fetch_body("t", 0))["responses"][0]["partitions"][0]
+        assert (row["error_code"], row["high_watermark"]) == (0, 1)
+
+
+def test_a_topic_of_other_nodes_is_known_and_not_led(nodes: Nodes) -> None:
+    nodes.create("t", 1, 1)
+    elsewhere = nodes.follower("t")
+    assert "t" not in nodes.up[elsewhere].node.store
+    with nodes.peer(elsewhere) as peer:
+        answer = peer.ask(PRODUCE, 9, produce_body("t", batch(b"no")))
+        assert produced(answer)[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        row = peer.ask(FETCH, 11, fetch_body("t", 0))["responses"][0]["partitions"][0]
+        assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        row = peer.ask(FETCH, 11, fetch_body("u", 0))["responses"][0]["partitions"][0]
+        assert row["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_acks_all_needs_the_minimum_in_sync(nodes: Nodes) -> None:
+    nodes.create("t", min_insync_replicas="3")
+    leader = nodes.leader("t")
+    nodes.kill(nodes.follower("t"))
+    wait_until(lambda: len(nodes.in_sync("t")) == 2, "that the dead node leaves the in-sync set")
+    with nodes.peer(leader) as peer:
+        refused = peer.ask(PRODUCE, 9, produce_body("t", batch(b"no")))
+        assert produced(refused) == (ErrorCode.NOT_ENOUGH_REPLICAS, -1)
+        body = produce_body("t", batch(b"yes")) | {"acks": 1}
+        assert produced(peer.ask(PRODUCE, 9, body)) == (0, 0)
+        row = peer.ask(FETCH, 11, fetch_body("t", 0))["responses"][0]["partitions"][0]
+        assert (row["high_watermark"], row["records"]) == (0, b""), "nothing is committed"
+
+
+def test_topics_are_refused_that_the_nodes_cannot_hold(nodes: Nodes) -> None:
+    codes = {}
+    for name, factor in (("four", 4), ("zero", 0), ("one", 1)):
+        answer = nodes.ask(CREATE_TOPICS, 7, create_body(name, 1, factor))
+        codes[name] = answer["topics"][0]["error_code"]
+    refused = ErrorCode.INVALID_REPLICATION_FACTOR
+    assert codes == {"four": refused, "zero": refused, "one": 0}
+
+
+def test_a_topic_grows_and_is_deleted_everywhere(nodes: Nodes) -> None:
+    nodes.create("t", 1)
+    more = {"name": "t", "count": 3, "assignments": None}
+    body = {"topics": [more], "timeout_ms": 20_000, "validate_only": False}
+    assert nodes.ask(CREATE_PARTITIONS, 3, body)["results"][0]["error_code"] == 0
+    wait_until(lambda: all(len(each.node.store["t"]) == 3 for each in nodes.up.values()))
+    body = {"topics": [{"name": "t", "topic_id": bytes(16)}], "timeout_ms": 20_000}
+    assert nodes.ask(DELETE_TOPICS, 6, body)["responses"][0]["error_code"] == 0
+    wait_until(lambda: all("t" not in each.node.store for each in nodes.up.values()))
+    nodes.create("t", 2)
+
+
+def test_the_preferred_leader_is_elected_on_demand(nodes: Nodes) -> None:
+    nodes.create("t")
+    preferred = nodes.leader("t")
+    nodes.kill(preferred)
+    wait_until(lambda: nodes.leader("t") not in (preferred, -1), "another leader")
+    nodes.start(preferred)
+    wait_until(lambda: nodes.in_sync("t") == {1, 2, 3}, "that the node is in sync again")
+    body = {
+        "election_type": 0,
+        "topic_partitions": [{"topic": "t", "partitions": [0, 7]}],
+        "timeout_ms": 20_000,
+    }
+    rows = nodes.ask(ELECT_LEADERS, 2, body)["replica_election_results"][0]["partition_result"]
+    codes = [row["error_code"] for row in rows]
+    assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert nodes.leader("t") == preferred
+    rows = nodes.ask(ELECT_LEADERS, 2, body)["replica_election_results"][0]["partition_result"]
+    assert rows[0]["error_code"] == ErrorCode.ELECTION_NOT_NEEDED
+
+
+def test_replicas_are_moved(nodes: Nodes) -> None:
+    nodes.create("t", 1, 1)
+    source = nodes.leader("t")
+    target = nodes.follower("t")
+    with nodes.peer(source) as peer:
+        for value in (b"a", b"b", b"c"):
+            assert produced(peer.ask(PRODUCE, 9, produce_body("t", batch(value))))[0] == 0
+    row = {"partition_index": 0, "replicas": [target]}
+    body = {"timeout_ms": 20_000, "topics": [{"name": "t", "partitions": [row]}]}
+    answer = nodes.ask(ALTER_REASSIGNMENTS, 0, body)
+    assert answer["responses"][0]["partitions"][0]["error_code"] == 0
+    wait_until(lambda: nodes.leader("t") == target, "that the target leads")
+    wait_until(lambda: not nodes.any.node.image.topics["t"].partitions[0].moving)
+    listed = nodes.ask(LIST_REASSIGNMENTS, 0, {"timeout_ms": 1000, "topics": None})
+    assert listed["topics"] == []
+    with nodes.peer(target) as peer:
+        row = peer.ask(FETCH, 11, fetch_body("t", 0))["responses"][0]["partitions"][0]
+        assert row["high_watermark"] == 3
+    row = {"partition_index": 0, "replicas": [9]}
+    body = {"timeout_ms": 20_000, "topics": [{"name": "t", "partitions": [row]}]}
+    answer = nodes.ask(ALTER_REASSIGNMENTS, 0, body)
+    code = answer["responses"][0]["partitions"][0]["error_code"]
+    assert code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+def test_a_replica_id_that_is_no_node_gets_nothing(nodes: Nodes) -> None:
+    nodes.create("t")
+    with nodes.peer(nodes.leader("t")) as peer:
+        body = fetch_body("t", 0) | {"replica_id": 9}
+        answer = peer.ask(FETCH, 11, body)
+        codes = {answer["error_code"]} | {
+            row["error_code"] for topic in answer["responses"] for row in topic["partitions"]
+        }
+        assert ErrorCode.NOT_LEADER_OR_FOLLOWER in codes
+        assert not any(
+            row["records"] for topic in answer["responses"] for row in topic["partitions"]
+        )
+
+
+def test_producer_ids_differ_between_nodes(nodes: Nodes) -> None:
+    body = {"transactional_id": None, "transaction_timeout_ms": 1000}
+    body |= {"producer_id": -1, "producer_epoch": -1}
+    ids = []
+    for _ in range(3):
+        for number in NODES:
+            with nodes.peer(number) as peer:
+                ids.append(peer.ask(INIT_PRODUCER_ID, 4, body)["producer_id"])
+    assert len(set(ids)) == len(ids) == 9
+
+
+def test_a_real_client_fails_over(nodes: Nodes) -> None:
+    nodes.create("t", 2, min_insync_replicas="2")
+    errors: list[object] = []
+    producer = Producer({"bootstrap.servers": nodes.servers, "enable.idempotence": True})
+
+    def send(values: range) -> None:
+        for number in values:
+            producer.produce(
+                "t", b"%d" % number, partition=number % 2,
+                on_delivery=lambda error, _: errors.append(error),
+            )  # fmt: skip
+        assert producer.flush(40) == 0
+
+    send(range(1000))
+    nodes.kill(nodes.leader("t"))
+    send(range(1000, 2000))
+    assert len(errors) == 2000
+    assert not any(errors)
+    assert sorted(read(nodes, "t", 2)) == list(range(2000))
+
+
+def read(nodes: Nodes, topic: str, partitions: int) -> list[int]:
+    """Return the committed values of a topic."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": nodes.servers,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    found: list[int] = []
+    ended: set[int] = set()
+
+    def look() -> bool:
+        for message in consumer.consume(500, 0.2):
+            if message.error():
+                ended.add(message.partition())
+            else:
+                found.append(int(message.value()))
+        return len(ended) == partitions
+
+    try:
+        wait_until(look, "the ends of all partitions")
+    finally:
+        consumer.close()
+    return found
+
+
+def test_a_transactional_copy_survives_its_coordinators_and_leaders(nodes: Nodes) -> None:
+    """Each input is in the output once, although a node dies inside of a transaction."""
+    for name in ("source", "target"):
+        nodes.create(name, 2, min_insync_replicas="2")
+    feed = Producer({"bootstrap.servers": nodes.servers, "enable.idempotence": True})
+    for number in range(600):
+        feed.produce("source", b"%d" % number, partition=number % 2)
+    assert feed.flush(30) == 0
+    copied = copy(nodes, 600, die_at=2, back_at=4)
+    assert copied == 600
+    assert sorted(read(nodes, "target", 2)) == list(range(600))
+
+
+def copy(nodes: Nodes, total: int, *, die_at: int, back_at: int) -> int:
+    """Copy records in transactions of at most 100; kill and start a node on the way."""
+    common = {"bootstrap.servers": nodes.servers, "log_level": 0}
+    consumer = Consumer(
+        common | {"group.id": "copy", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    )
+    consumer.subscribe(["source"])
+    producer = Producer(common | {"transactional.id": "copy"})
+    producer.init_transactions(60)
+    done, rounds, dead = 0, 0, 0
+
+    def transact(messages: list[Any]) -> None:
+        nonlocal dead
+        producer.begin_transaction()
+        for each in messages:
+            producer.produce("target", each.value(), partition=each.partition())
+        position = consumer.position(consumer.assignment())
+        producer.send_offsets_to_transaction(position, consumer.consumer_group_metadata(), 60)
+        if rounds == die_at:
+            dead = nodes.leader("target")
+            nodes.kill(dead)
+        producer.commit_transaction(60)
+
+    def step() -> bool:
+        nonlocal done, rounds, dead
+        messages = [each for each in consumer.consume(100, 1.0) if not each.error()]
+        if messages:
+            rounds += 1
+            transact(messages)
+            done += len(messages)
+        if dead and rounds == back_at:
+            nodes.start(dead)
+            dead = 0
+        return done >= total
+
+    try:
+        wait_until(step, "that all is copied", patience=90)
+    finally:
+        consumer.close()
+    return done
+
+
+def test_a_groups_offsets_move_with_their_coordinator(nodes: Nodes) -> None:
+    nodes.create("t")
+    common = {"bootstrap.servers": nodes.servers, "group.id": "g", "log_level": 0}
+
+    def with_consumer(act: Callable[[Consumer], Any]) -> Any:
+        consumer = Consumer(common)
+        try:
+            return act(consumer)
+        finally:
+            consumer.close()
+
+    place = TopicPartition("t", 0, 41)
+    with_consumer(lambda each: each.commit(offsets=[place], asynchronous=False))
+    admin = AdminClient({"bootstrap.servers": nodes.servers})
+    described = admin.describe_consumer_groups(["g"])["g"].result(20)
+    nodes.kill(described.coordinator.id)
+    found = with_consumer(lambda each: each.committed([TopicPartition("t", 0)], timeout=40))
+    assert [each.offset for each in found] == [41]

@@ -1,0 +1,75 @@
+"""What the tests of a cluster share: small settings, waits, and a comparison of the logs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from logstore.replication.cluster import Cluster
+
+# Short times, so that a test does not wait for a lag or a long poll.
+SETTINGS = {
+    "replica.lag.time.max.ms": 500,
+    "replica.fetch.wait.max.ms": 50,
+    "replica.fetch.backoff.ms": 100,
+}
+
+
+def eventually(holds: Callable[[], object], what: str = "", timeout: float = 20.0) -> None:
+    """Return when `holds` is true; it is asked again and again."""
+    until = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < until, f"not within {timeout:g} s: {what or holds}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def running(path: Path, nodes: int = 3, **options: Any) -> Iterator[Cluster]:
+    """A cluster of the test; at its end no thread of it is left."""
+    options.setdefault("durability", "os")
+    options.setdefault("config", SETTINGS)
+    with Cluster(path, nodes=nodes, **options) as cluster:
+        yield cluster
+    left = [each.name for each in threading.enumerate() if is_of_a_node(each.name)]
+    assert not left
+
+
+def is_of_a_node(name: str) -> bool:
+    """Whether a thread belongs to a node, a cluster or a metadata tree."""
+    return name.startswith(("logstore node", "logstore cluster", "logstore metadata"))
+
+
+def in_sync(cluster: Cluster, topic: str, number: int = 0, *, count: int = 3) -> None:
+    """Wait until `count` replicas are in sync, all have the same end, and all is committed."""
+
+    def holds() -> bool:
+        row = cluster.partition(topic, number).status
+        return (
+            row.state == "OnlinePartition"
+            and len(row.isr) == count
+            and {row.ends.get(node) for node in row.isr} == {row.high_watermark}
+        )
+
+    eventually(holds, f"{topic}-{number} has {count} replicas in sync")
+
+
+def raw_log(cluster: Cluster, node: int, topic: str, number: int = 0) -> bytes:
+    """The bytes of all segments of a replica."""
+    directory = cluster.path / f"node-{node}" / f"{topic}-{number}"
+    return b"".join(file.read_bytes() for file in sorted(directory.glob("*.log")))
+
+
+def values(cluster: Cluster, topic: str, number: int = 0) -> list[bytes | None]:
+    """The values of the committed records, as the leader has them."""
+    return [record.value for record in cluster.partition(topic, number).scan()]
+
+
+def assert_same_logs(cluster: Cluster, topic: str, number: int = 0) -> None:
+    """All replicas that run have the same bytes."""
+    in_sync(cluster, topic, number, count=len(cluster.nodes))
+    logs = {node: raw_log(cluster, node, topic, number) for node in cluster.nodes}
+    assert len(set(logs.values())) == 1, {node: len(log) for node, log in logs.items()}

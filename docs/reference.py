@@ -27,6 +27,8 @@ CHAPTERS = {
                    "Skipped", "LocatedBatch", "PartitionConfig"],
     "Producers and transactions": ["Producer", "AsyncProducer", "Transaction"],
     "Consumers and groups": ["Consumer", "AsyncConsumer"],
+    "Clusters": ["Cluster", "ClusterTopic", "ClusterPartition", "Reassignment", "ClusterStatus",
+                 "NodeStatus", "PartitionStatus", "NodeConfig", "Node"],
     "Forgetting": ["RetentionPolicy", "RetentionDecision", "Compactor", "CompactionReport",
                    "CompactedSegment", "Maintenance", "MaintenanceReport", "MaintenanceAct",
                    "MaintenanceFault"],

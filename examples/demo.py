@@ -1,4 +1,4 @@
-"""The engine at work: append, scan, columns, topics, a crash and its repair, a DataFrame.
+"""The engine at work: append, scan, columns, topics, a crash, three nodes, a DataFrame.
 
     make demo          (or: python examples/demo.py [records])
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import logstore
-from logstore import Partition
+from logstore import Cluster, Partition
 
 try:  # now, so that no figure below contains the time of an import
     import pyarrow
@@ -170,6 +170,29 @@ def crash(path: Path) -> None:
     say(f"cut off and set aside: {torn.size_bytes} bytes, {torn.reason}")
 
 
+def fail_over(path: Path) -> None:
+    print("Three nodes")
+    with Cluster(path, nodes=3) as cluster:
+        settings = {"min.insync.replicas": 2}
+        orders = cluster.create_topic("orders", replication_factor=3, config=settings)
+        with stopwatch() as t:
+            for _ in range(200):
+                orders.append(VALUE)
+        say("200 x append(acks='all'), on the disks of three nodes", microseconds(200, t[0]))
+        leader = orders[0].leader
+        cluster.kill(leader)
+        with stopwatch() as t:
+            orders.append(b"after the fail-over")
+        say(f"node {leader} killed; node {orders[0].leader} leads, next append",
+            f"{t[0] * 1e3:.0f} ms")  # fmt: skip
+        kept = sum(1 for _ in orders[0].scan())
+        assert kept == 201
+        cluster.start(leader)
+        while leader not in orders[0].isr:
+            time.sleep(0.001)
+        say(f"{kept} records, none of them lost; node {leader} is in sync again")
+
+
 def frame(path: Path) -> None:
     """Ends with a word instead where Spark cannot run."""
     print("Spark")
@@ -200,6 +223,7 @@ def main() -> None:
         read(path / "orders-0")
         topics(path / "store")
         crash(path / "payments-0")
+        fail_over(path / "cluster")
         frame(path / "store")
 
 

@@ -61,8 +61,5 @@ def run(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        run(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            run(Path(scratch))
+    with tempfile.TemporaryDirectory() as scratch:
+        run(Path(sys.argv[1] if len(sys.argv) > 1 else scratch))

@@ -78,8 +78,5 @@ def run(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        run(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            run(Path(temporary))
+    with tempfile.TemporaryDirectory() as temporary:
+        run(Path(sys.argv[1] if len(sys.argv) > 1 else temporary))

@@ -47,8 +47,5 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(sys.argv[1])
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            main(scratch)
+    with tempfile.TemporaryDirectory() as scratch:
+        main(sys.argv[1] if len(sys.argv) > 1 else scratch)

@@ -112,14 +112,12 @@ class LocalPeers:
         with self._lock:
             if self._closed:
                 return
-            thread = None
             if self._thread is None:
-                thread = self._thread = threading.Thread(
+                self._thread = threading.Thread(
                     target=self._run, name=f"logstore node {self._node} fetcher", daemon=True
                 )
+                self._thread.start()  # with the lock held: `close` can join only a started thread
         self._calls.put(call)
-        if thread is not None:
-            thread.start()
 
     def _run(self) -> None:
         while True:

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,6 +267,10 @@ class Storm:
                 )
 
     def __enter__(self) -> Storm:
+        # An interrupt inside a finalizer goes to the hook.  One inside a hook written in Python
+        # would be an error of the hook; `append` is one step for a signal handler.
+        self._unraisable: list[sys.UnraisableHookArgs] = []
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable.append
         self._before = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGALRM)
@@ -285,6 +290,10 @@ class Storm:
                 self._thread.join(10)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._hook
+        kinds = {each.exc_type for each in self._unraisable}
+        self._unraisable.clear()
+        assert kinds <= {KeyboardInterrupt}
 
 
 @pytest.mark.parametrize("kind", ["SIGALRM", "SIGINT", "from a thread"])

@@ -1,7 +1,8 @@
 """Fixtures that every test may use, and the checks that every test gets.
 
 `log` is a fresh partition; `make_log` opens as many as a test needs and closes what it forgot;
-`fake_clock` moves only when a test advances it.  After each test, no file may be left open.
+`fake_clock` moves only when a test advances it.  After each test, no file may be left open, and no
+thread of a node of a cluster may run.
 
 Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=explore looks for new ones.
 """
@@ -16,6 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -182,3 +185,22 @@ def no_file_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.collect()  # an iterator that was dropped half-way may still hold its file
     left = new_files(before)
     assert not left, f"left open: {left}"
+
+
+def node_threads() -> set[threading.Thread]:
+    """The threads of nodes and of their metadata trees."""
+    names = ("logstore node", "logstore cluster", "logstore-metadata")
+    return {each for each in threading.enumerate() if each.name.startswith(names)}
+
+
+@pytest.fixture(autouse=True)
+def no_node_runs_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A node that a test forgot would use files and ports of the tests behind it."""
+    before = node_threads()
+    yield
+    if request.node.stash.get(FAILED, False):
+        return
+    until = time.monotonic() + 5
+    while (left := node_threads() - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not left, f"still running: {sorted(each.name for each in left)}"

@@ -43,10 +43,7 @@ class Cluster:
             ).start()
 
     def kill(self, number: int) -> None:
-        node = self.up.pop(number)
-        node.server.abort()
-        node.node.kill()
-        node.server.close(0)
+        self.up.pop(number).kill()
 
     def __call__(self, *arguments: object, code: int = 0) -> Any:
         return self._command("cluster", *arguments, "--zookeeper", "the:1/tree", code=code)

@@ -104,6 +104,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     finally:
         for node in made.up.values():
             node.kill()
+        made.tree.close()
 
 
 def produced(answer: dict[str, Any]) -> tuple[int, int]:

@@ -346,6 +346,8 @@ class Broker:
     def _finish(self, call: Call, result: object) -> None:
         """Answer a call, in the loop's thread."""
         if isinstance(result, Pending):
+            if call.over:
+                return  # the answer was faster than the thread that brings the Pending
             call.handled = call.handled or monotonic()
             call.slot.resting = call.key in MEMBERS_WAIT
             if call.key != PRODUCE:
@@ -354,6 +356,7 @@ class Broker:
                 call.released = True
                 call.connection.release()
             return
+        call.over = True
         connection = call.connection
         if call.dropped:
             self._count(call, result, [])

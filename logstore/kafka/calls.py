@@ -45,6 +45,7 @@ class Call:
     may_wait: bool = False  # the handler runs in a worker's thread
     dropped: bool = False  # a fault: the connection is closed instead of the answer
     released: bool = False  # the next request of the connection may begin
+    over: bool = False  # it is answered: the buffer belongs to the next request
     # Topic, bytes and records of each batch.
     appended: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
 

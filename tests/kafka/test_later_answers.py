@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,11 @@ from logstore.coordinators.internal_topics import (
     coordinator_partition,
 )
 from logstore.coordinators.transaction_coordinator import Transactions
+from logstore.kafka import broker
+from logstore.kafka.apis import handler
+from logstore.kafka.calls import Call, Pending
 from logstore.kafka.handlers import transactions as handlers
+from logstore.kafka.network.connection import Connection
 from logstore.kafka.server import KafkaServer
 from tests.coordinators.holding import HoldingQuorum, Place
 from tests.kafka.peer import Peer
@@ -27,6 +32,7 @@ from tests.kafka.peer import Peer
 OFFSETS: Place = CONSUMER_OFFSETS, coordinator_partition("g", 50)
 STATES: Place = TRANSACTION_STATE, coordinator_partition("tx", 50)
 PATIENCE = 20.0
+DESCRIBE_GROUPS, LIST_GROUPS = 15, 16
 
 
 @pytest.fixture
@@ -220,3 +226,33 @@ def test_a_marker_of_an_old_coordinator_is_fenced(
     ):
         [answer] = peer.ask(27, 1, {"markers": [marker | change]})["markers"]
         assert answer["topics"][0]["partitions"][0]["error_code"] == code
+
+
+def test_an_answer_that_is_faster_than_its_handler_returns(
+    server: KafkaServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffer belongs to the next request then: it must not be returned once more."""
+    late: list[bool] = []
+    answered = threading.Event()
+
+    def slow(call: Call) -> Pending:
+        call.wait()
+        pending = Pending(call)
+        pending.answer({"error_code": 0, "groups": []})
+        assert answered.wait(PATIENCE)  # the client has the answer before this returns
+        return pending
+
+    decoded = Connection.decoded
+
+    def spied(connection: Connection) -> None:
+        late.append(not connection._busy)
+        decoded(connection)
+
+    monkeypatch.setattr(broker, "handler", lambda key: slow if key == LIST_GROUPS else handler(key))
+    monkeypatch.setattr(Connection, "decoded", spied)
+    body = {"states_filter": [], "types_filter": []}
+    assert peer.ask(LIST_GROUPS, 5, body)["error_code"] == 0
+    answered.set()
+    # The one worker makes this answer after it has returned from the handler above.
+    peer.ask(DESCRIBE_GROUPS, 5, {"groups": ["g"], "include_authorized_operations": False})
+    assert not late

@@ -128,7 +128,9 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = bytearray(REST_BYTES)
         self._charged = False  # whether the buffer belongs to the Memory
         self._start = self._filled = 0
-        self._missing_until = 0  # `_filled` when the frame that has begun is whole
+        # The size of the frame at `_start` if a part of it is missing, else 0.  Not a place in the
+        # buffer: the bytes may be moved to another one before the frame is whole.
+        self._frame_bytes = 0
         self._busy = False  # a request uses the buffer
         self._producing = False  # the last request that began is a Produce
         self._ended = False  # the peer sends no more
@@ -186,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         self._filled += nbytes
         self.received += nbytes
         full = self._filled == len(self._buffer)
-        if not self._busy and (full or self._filled >= self._missing_until):
+        if not self._busy and (full or self._filled - self._start >= self._frame_bytes):
             self._work()
             full = self._filled == len(self._buffer)
         if full:
@@ -273,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._frame_began is None:
                 self._frame_began = self._now()
             self._make_space(whole)
-            self._missing_until = self._start + whole
+            self._frame_bytes = whole
             return False
         if self._ended and key != PRODUCE:
             return False
@@ -281,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
         if unsent and (key != PRODUCE or unsent >= PIPELINE_MAX):
             return False  # `_go_on` comes back here when an answer is sent
         self._frame_began = None
-        self._missing_until = 0
+        self._frame_bytes = 0
         self.used_at = self._now()
         self.requests += 1
         at = start + SIZE_BYTES
@@ -331,6 +333,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _make_space(self, whole: int) -> None:
         """Have the buffer take the rest of a frame of `whole` bytes."""
+        if self._wanting_since is not None:
+            return  # `_enlarge` will be called; an answer that was sent has led here again
         have = self._filled - self._start
         if self._start and whole <= REST_BYTES:
             if self._charged:

@@ -186,9 +186,15 @@ class Clients:
 
     def copy(self, name: str, ended: threading.Event) -> None:
         """Copy "in" to "out" in transactions with the offsets; abort every fourth."""
+        # librdkafka keeps a record whose request failed during an abort until its time is up.  That
+        # must be before the transaction's time is up: then the coordinator ends the producer.
         producer = confluent_kafka.Producer(
-            self.common | {"transactional.id": "copy", "transaction.timeout.ms": 30_000}
-        )
+            self.common
+            | {
+                "transactional.id": "copy", "transaction.timeout.ms": 30_000,
+                "message.timeout.ms": 10_000,
+            }
+        )  # fmt: skip
         producer.init_transactions(TIMEOUT)
         consumer = self._consumer("copy")
         self._subscribe(consumer, "in", name)

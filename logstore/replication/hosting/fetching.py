@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from logstore.replication.config import NodeConfig
 from logstore.replication.hosting.hosted import HostedReplica, Served
 from logstore.replication.hosting.later import later, run_later
-from logstore.replication.machines.fetcher import Rotation
-from logstore.replication.machines.follower import Fetched, Offer
+from logstore.replication.machines.follower import Fetched, Offer, Rotation
 from logstore.replication.machines.image import Key
 from logstore.replication.machines.leader import LeaderReplica
 from logstore.replication.peers import Fetches, FetchRequest, FetchRow, Peers

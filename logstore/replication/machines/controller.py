@@ -33,6 +33,7 @@ from logstore.replication.machines.image import (
     epoch_path,
     topic_path,
 )
+from logstore.replication.machines.throttle import end_throttle
 from logstore.replication.metadata import (
     Check,
     Commit,
@@ -228,7 +229,7 @@ class Controller:
             rows = image.reassign[0].get("partitions", ())
             if all(is_move_done(image, (row["topic"], row["partition"])) for row in rows):
                 gone = Delete(REASSIGN, image.reassign[1])
-                yield REASSIGN, Decision((gone,), "every move is done")
+                yield REASSIGN, Decision((gone, *end_throttle(image)), "every move is done")
         if image.preferred is not None and not self._elections:
             gone = Delete(PREFERRED, image.preferred[1])
             yield PREFERRED, Decision((gone,), "every election is done")

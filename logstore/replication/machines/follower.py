@@ -9,12 +9,15 @@ It never cuts its log at its high watermark (KIP-101): only at the point that a 
 names.  A cut may take several rounds: each removes at least the newest epoch that the leader does
 not have (KIP-279).
 
+Rotation is the order in which the partitions of one leader are asked for: those that were served
+move to the end, so that a small answer cannot leave the same partitions out every time.
+
 A machine without I/O: see `actions`.  The owner serializes the calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from logstore.log.epochs import EpochEnd
@@ -31,9 +34,10 @@ from logstore.replication.machines.actions import (
     Trim,
     Truncate,
 )
+from logstore.replication.machines.image import Key
 from logstore.replication.machines.leader_and_isr import NO_LEADER, LeaderAndIsr
 
-__all__ = ["Fetched", "FollowerReplica", "Offer", "Phase"]
+__all__ = ["Fetched", "FollowerReplica", "Offer", "Phase", "Rotation"]
 
 # Error codes of Kafka.
 OFFSET_OUT_OF_RANGE = 1
@@ -243,6 +247,14 @@ class FollowerReplica:
         """Return whether so many answers were invalid that the owner should connect again."""
         return self._bad >= BAD_ANSWERS_MAX
 
+    @property
+    def is_level(self) -> bool:
+        """Return whether it has what was committed at the leader's last answer.
+
+        Then it is about to join the in-sync set, and the leader may wait for it.
+        """
+        return 0 <= self._leader_hw <= self.end
+
     def synced(self, offset: int) -> list[Action]:
         """The log is durable up to `offset`."""
         if offset > self.ack:
@@ -296,3 +308,44 @@ class FollowerReplica:
             self.phase = "working"
             return [Truncate(end)]
         return self._wait()
+
+
+class Rotation:
+    """The partitions that are copied from one leader, the one served last at the end.
+
+    >>> turn = Rotation()
+    >>> turn.add(("t", 0)); turn.add(("t", 1)); turn.add(("t", 2))
+    >>> turn.served([("t", 0)])
+    >>> turn.keys()
+    [('t', 1), ('t', 2), ('t', 0)]
+    """
+
+    __slots__ = ("_keys",)
+
+    def __init__(self) -> None:
+        self._keys: dict[Key, None] = {}  # a dict keeps the order of insertion
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._keys
+
+    def add(self, key: Key) -> None:
+        """Ask for a partition from now on."""
+        self._keys.setdefault(key)
+
+    def remove(self, key: Key) -> None:
+        """Ask for it no longer."""
+        self._keys.pop(key, None)
+
+    def keys(self) -> list[Key]:
+        """Return the partitions in the order in which they are asked for."""
+        return list(self._keys)
+
+    def served(self, keys: Iterable[Key]) -> None:
+        """Records of these partitions were answered: they are asked for last."""
+        for key in keys:
+            if key in self._keys:
+                del self._keys[key]
+                self._keys[key] = None

@@ -404,6 +404,11 @@ class LeaderReplica:
             and is_eligible(self.nodes, progress, self.key)
         )
 
+    def waits_for(self, node: int, now: int) -> bool:
+        """Return whether the high watermark waits for a follower: it must not be delayed."""
+        progress = self._progress.get(node)
+        return progress is not None and self._counts(progress, now)
+
     def _advance(self, now: int, actions: list[Action]) -> None:
         if len(self.view.isr) < self.view.min_isr:
             return

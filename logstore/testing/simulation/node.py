@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from logstore.replication.machines.controller import Controller, Decided
-from logstore.replication.machines.fetcher import Rotation
-from logstore.replication.machines.follower import Fetched
+from logstore.replication.machines.follower import Fetched, Rotation
 from logstore.replication.machines.image import ROOTS, ClusterImage, Key, Registration
 from logstore.replication.machines.registration import (
     changed_registration,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from logstore.config import INT32_MAX, Settings, integer, setting
+from logstore.config import INT32_MAX, INT64_MAX, Settings, integer, setting
 
 __all__ = ["NodeConfig"]
 
@@ -29,6 +29,10 @@ class NodeConfig(Settings):
     replica_fetch_backoff_ms: int = integer(1000, 1, INT32_MAX)
     # Connections to each leader; each has one request under way.
     num_replica_fetchers: int = integer(1, 1, 64)
+    # Bytes per second, for replicas that a topic lists as throttled and that are not in sync: what
+    # this node sends as a leader, and what it copies.  The tree may have other values.
+    leader_replication_throttled_rate: int = integer(INT64_MAX, 1)
+    follower_replication_throttled_rate: int = integer(INT64_MAX, 1)
     # A leader that does not answer for longer is asked again, over another connection.
     replica_socket_timeout_ms: int = integer(30_000, 1, INT32_MAX)
     # Where other nodes are reached, if not at the address that they advertise: 2=host:port,...

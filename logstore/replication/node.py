@@ -26,9 +26,11 @@ from logstore.replication.hosting.hosted import HostedReplica, Produced
 from logstore.replication.hosting.later import run_later
 from logstore.replication.hosting.local import LocalPartitions
 from logstore.replication.hosting.membership import Membership, wall_ms
+from logstore.replication.hosting.throttling import Throttling
 from logstore.replication.machines.controller import Controller
 from logstore.replication.machines.image import ClusterImage, Key, Registration, touches_node
 from logstore.replication.machines.leader_and_isr import LeaderAndIsr
+from logstore.replication.machines.throttle import FOLLOWER, LEADER
 from logstore.replication.metadata import Commit, Metadata, Op, Outcome, Unknown
 from logstore.replication.peers import (
     Fetches,
@@ -80,7 +82,13 @@ class Node(Closeable):
         self.controller = Controller(node_id, self.membership.registration.incarnation, imbalance)
         self._timers = Timers(name=f"logstore node {node_id} timers")
         self.partitions = LocalPartitions(self)
-        self._service = FetchService(self.partitions.replicas, self.after)
+        self._sending = Throttling(
+            LEADER, node_id, self.config.leader_replication_throttled_rate, self.now
+        )
+        self._copying = Throttling(
+            FOLLOWER, node_id, self.config.follower_replication_throttled_rate, self.now
+        )
+        self._service = FetchService(self.partitions.replicas, self.after, self._sending)
         self._fetchers: dict[tuple[int, int], Fetcher] = {}
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._touched: set[Key] | None = set()  # partitions that changed; None: all
@@ -143,7 +151,7 @@ class Node(Closeable):
         number = hash(replica.key) % self.config.num_replica_fetchers
         fetcher = self._fetchers.get((view.leader, number))
         if fetcher is None:
-            made = Fetcher(self.id, view.leader, self.peers, self.config, self.after)
+            made = Fetcher(self.id, view.leader, self.peers, self.config, self.after, self._copying)
             fetcher = self._fetchers.setdefault((view.leader, number), made)
         fetcher.ready(replica)
 
@@ -297,6 +305,11 @@ class Node(Closeable):
         """Use the image of a new session."""
         with self.lock:
             self.image = image
+            self._use_throttles()
+
+    def _use_throttles(self) -> None:
+        self._sending.use(self.image)
+        self._copying.use(self.image)
 
     def offline_keys(self) -> frozenset[Key]:
         """Return the partitions that this node cannot use."""
@@ -354,6 +367,8 @@ class Node(Closeable):
         with self.lock:
             before = dict(self.image.nodes) if touches_node(path) else {}
             touched = self.image.refresh(session.read, path)
+            if path.startswith("/config/"):
+                self._use_throttles()
             now = time.monotonic()
             for node in before.keys() - self.image.nodes.keys():
                 self.departed[node] = before[node], now

@@ -100,6 +100,7 @@ class Served(NamedTuple):
     answer: Fetched
     leader: LeaderReplica | None
     end: int
+    late: bool = False  # nothing waits for the follower: a throttle may delay it
 
 
 class Host(Protocol):
@@ -486,7 +487,8 @@ class HostedReplica:
                 self._do(actions)
             if verdict.code or verdict.diverging is not None:
                 return Served(Fetched(verdict.code, diverging=verdict.diverging), None, -1)
-            return Served(Fetched(OK, leader.hw, leader.start), leader, leader.end)
+            late = not leader.waits_for(node, self._host.now())
+            return Served(Fetched(OK, leader.hw, leader.start), leader, leader.end, late)
 
     def read(self, served: Served, offset: int, max_bytes: int) -> Fetched:
         """Return the answer with the records from `offset` on.  Reads without the lock."""

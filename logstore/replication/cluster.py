@@ -294,9 +294,15 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
             raise ConfigError("kind is 'preferred', or 'unclean' with the node that is to lead")
         self.admin(lambda admin, done: admin.elect([(topic, partition)], done, unclean=node))
 
-    def reassign(self, targets: Mapping[Key, Sequence[int] | None]) -> Reassignment:
-        """Begin to move replicas: ``{("orders", 0): [2, 3, 1]}``.  None cancels a move."""
-        self.admin(lambda admin, done: admin.reassign(targets, done))
+    def reassign(
+        self, targets: Mapping[Key, Sequence[int] | None], *, throttle_bytes: int | None = None
+    ) -> Reassignment:
+        """Begin to move replicas: ``{("orders", 0): [2, 3, 1]}``.  None cancels a move.
+
+        `throttle_bytes`: at most so many bytes per second are sent and copied by each node for new
+        replicas.  Replicas in sync are not delayed.  It ends with the last move.
+        """
+        self.admin(lambda admin, done: admin.reassign(targets, done, throttle_bytes=throttle_bytes))
         return Reassignment(self, list(targets))
 
     def moving(self, keys: Sequence[Key]) -> list[Key]:

@@ -280,6 +280,34 @@ def test_a_move_to_a_dead_node_waits_and_can_be_cancelled(three: Cluster) -> Non
     assert (sorted(row["replicas"]), row["adding"]) == (sorted([home, dead]), [])
 
 
+def test_a_move_with_a_throttle_ends_without_one(three: Cluster) -> None:
+    three("create", "t", "-r", 2)
+    three.produce("t", 9)
+    (row,) = three.rows("partitions", "t")
+    home, dead = row["replicas"]
+    spare = next(node for node in (1, 2, 3) if node not in row["replicas"])
+    three.kill(dead)
+    wait_until(lambda: dead not in three.in_sync("t"))
+    image = three.up[home].node.image
+
+    def rates() -> set[str | None]:
+        return {image.configs.get(("brokers", str(node)), ({}, 0))[0].get(
+            "leader.replication.throttled.rate") for node in (1, 2, 3)}  # fmt: skip
+
+    move = f"t:0={spare},{dead}"
+    three("reassign", move, "--throttle", "1MiB", "--no-wait")
+    wait_until(lambda: rates() == {"1048576"})
+    listed = image.configs["topics", "t"][0]
+    assert listed["follower.replication.throttled.replicas"] == f"0:{spare}"
+    three("reassign", move, "--throttle", "2000", "--no-wait")
+    wait_until(lambda: rates() == {"2000"})
+    three("reassign", move, "--cancel")
+    wait_until(lambda: rates() == {None})
+    assert "follower.replication.throttled.replicas" not in image.configs["topics", "t"][0]
+    assert three.rows("reassign", f"t:0={spare},{home}", "--throttle", "10MB")[0]["state"] == "done"
+    wait_until(lambda: rates() == {None})
+
+
 def test_a_file_of_kafkas_format_is_read_and_printed(three: Cluster, tmp_path: Path) -> None:
     three("create", "t", "-p", 6, "-r", 2)
     printed = three("plan", "--nodes", "1,2")
@@ -364,6 +392,9 @@ def test_doctor_knows_a_node_and_advises(command: Command, tmp_path: Path) -> No
         ("reassign orders=1", 1, "TOPIC:PARTITION=NODE,NODE"),
         ("reassign orders:5=1", 2, "no partition 5"),
         ("reassign orders:0=1 --verify --cancel", 1, "only one of"),
+        ("reassign orders:0=1 --throttle fast", 1, "such as 10MiB, not 'fast'; leave it out"),
+        ("reassign orders:0=1 --throttle 0", 1, "at least 1 byte per second"),
+        ("reassign orders:0=1 --throttle 1MiB --cancel", 1, "it ends by itself"),
         ("reassign no-such-file", 2, "no-such-file"),
         ("stats", 1, "did you mean 'status'?"),
     ],

@@ -14,6 +14,7 @@ from logstore.cli import exits
 from logstore.cli.observing import keys_of, numbers, observing, wait_for
 from logstore.cli.output import Column, number, plain
 from logstore.cli.session import Integer, Session, pass_session, verb_of_cluster
+from logstore.cli.text import parse_size
 from logstore.cli.verbs.cluster import timeout_option
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ MOVES = (plain("topic"), number("partition"), _members("before"), _members("afte
 
 @verb_of_cluster("reassign")
 @click.argument("moves", nargs=-1, required=True, metavar="(FILE | TOPIC:PARTITION=1,2,3...)")
+@click.option(
+    "--throttle",
+    metavar="RATE",
+    default=None,
+    help="Copy at most so many bytes per second on each node: 10MiB.",
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would move.")
 @click.option("--verify", is_flag=True, help="Show what is moved and what is still moving.")
 @click.option("--cancel", is_flag=True, help="Move the replicas back to where they were.")
@@ -48,6 +55,7 @@ MOVES = (plain("topic"), number("partition"), _members("before"), _members("afte
 def reassign_verb(
     session: Session,
     moves: tuple[str, ...],
+    throttle: str | None,
     dry_run: bool,
     verify: bool,
     cancel: bool,
@@ -60,10 +68,16 @@ def reassign_verb(
     replicas are copied first; the old ones leave when all new ones are in sync.  Records are
     written and read meanwhile.  The first node is the preferred leader.
 
+    --throttle bounds the copying until every move is complete or cancelled; it does not delay
+    replicas in sync.  The same move with another --throttle changes it.
+
     --verify ends with exit code 3 while replicas are still moving.
     """
     if dry_run + verify + cancel > 1:
         raise click.UsageError("only one of --dry-run, --verify and --cancel")
+    rate = None if throttle is None else _rate(throttle)
+    if rate is not None and verify + cancel:
+        raise click.UsageError("--throttle is for a move that begins or goes on; it ends by itself")
     targets = parse_moves(moves)
     with observing(session) as observer:
         for name, at in targets:
@@ -77,7 +91,19 @@ def reassign_verb(
             session.output.rows(rows, MOVES)
             changes = any(row["before"] != row["after"] for row in rows)
             return session.output.dry_run("nothing was changed") if changes else exits.OK
-        return _move(session, observer, targets, wait, timeout)
+        return _move(session, observer, targets, wait, timeout, rate)
+
+
+def _rate(text: str) -> int:
+    """Return the bytes per second of --throttle."""
+    try:
+        rate = int(text) if text.isdecimal() else parse_size(text)
+    except ValueError:
+        rate = 0
+    if rate < 1:
+        raise click.UsageError(f"--throttle is at least 1 byte per second, such as 10MiB, "
+                               f"not {text!r}; leave it out for no bound")  # fmt: skip
+    return rate
 
 
 def parse_moves(moves: Sequence[str]) -> Targets:
@@ -153,14 +179,24 @@ def _verify(session: Session, observer: Observer, targets: Targets) -> int:
 
 
 def _move(
-    session: Session, observer: Observer, targets: Targets, wait: bool, timeout: float
+    session: Session,
+    observer: Observer,
+    targets: Targets,
+    wait: bool,
+    timeout: float,
+    throttle_bytes: int | None = None,
 ) -> int:
     with observer.lock:
         rows = _rows(observer.image, targets)
     # A request for what is done already would be deleted by the controller, and is not written.
     wanted = {key: target for key, target in targets.items() if not _is_done(observer, key, target)}
     if wanted:
-        observer.change(lambda admin, done: admin.reassign(wanted, done, timeout=timeout), timeout)
+        observer.change(
+            lambda admin, done: admin.reassign(
+                wanted, done, throttle_bytes=throttle_bytes, timeout=timeout
+            ),
+            timeout,
+        )
     ended = not wait or _wait(observer, list(wanted), timeout)
     with observer.lock:
         for row in rows:

@@ -36,17 +36,20 @@ from logstore.replication.machines.image import (
     delete_path,
     topic_path,
 )
+from logstore.replication.machines.throttle import (
+    LISTS,
+    RATES,
+    alter_settings,
+    begin_throttle,
+    checked_rate,
+    parse_replicas,
+)
 from logstore.replication.metadata import Committed, Create, Op, Outcome, Refused, Set
 from logstore.store.topic import check_topic_name
 
 __all__ = ["Admin", "Changer", "Done"]
 
 Done = Callable[[BaseException | None], object]
-# Settings of a topic that logs do not have.
-REPLICATION_SETTINGS = (
-    "leader.replication.throttled.replicas",
-    "follower.replication.throttled.replicas",
-)
 
 
 class Changer(Protocol):
@@ -151,16 +154,30 @@ class Admin:
 
         def write(image: ClusterImage) -> Sequence[Op]:
             _topic(image, name)
-            path = config_path("topics", name)
-            before, version = image.configs.get(("topics", name), ({}, None))
-            after = {**before, **changes}
-            settings = _checked_settings(
-                {key: value for key, value in after.items() if value is not None}
-            )
-            data = as_json({"version": 1, "config": settings})
-            return (Create(path, data) if version is None else Set(path, data, version),)
+            before = image.configs.get(("topics", name), ({}, None))[0]
+            after = {
+                key: value for key, value in {**before, **changes}.items() if value is not None
+            }
+            settings: dict[str, str | None] = {**dict.fromkeys(before), **_checked_settings(after)}
+            return (alter_settings(image, "topics", name, settings),)
 
         self._write(write, lambda image: True, done, timeout, f"topic {name!r} was not changed")
+
+    def alter_node(
+        self, owner: str, changes: Mapping[str, str | None], done: Done, *, timeout: float = 30.0
+    ) -> None:
+        """Change the rates of a node, or of all (``<default>``); None removes one."""
+
+        def write(image: ClusterImage) -> Sequence[Op]:
+            for name, value in changes.items():
+                if name not in RATES.values():
+                    known = " and ".join(RATES.values())
+                    raise ConfigError(f"{name} is fixed while a node runs; {known} can be changed")
+                if value is not None:
+                    checked_rate(name, value)
+            return (alter_settings(image, "brokers", owner, changes),)
+
+        self._write(write, lambda image: True, done, timeout, f"node {owner!r} was not changed")
 
     # ---- leaders and replicas ----
 
@@ -188,11 +205,18 @@ class Admin:
         self._write(write, elected, done, timeout, "the election is not done yet")
 
     def reassign(
-        self, targets: Mapping[Key, Sequence[int] | None], done: Done, *, timeout: float = 30.0
+        self,
+        targets: Mapping[Key, Sequence[int] | None],
+        done: Done,
+        *,
+        throttle_bytes: int | None = None,
+        timeout: float = 30.0,
     ) -> None:
         """Begin to move replicas; None as a target cancels a move that is under way.
 
-        `done` is called when the request is written; see `moving`.
+        `throttle_bytes` bounds the copying, in bytes per second on each node, until every move that
+        was asked for is complete or cancelled.  `done` is called when the request is written; see
+        `moving`.
         """
 
         def write(image: ClusterImage) -> Sequence[Op]:
@@ -203,7 +227,11 @@ class Admin:
                     _check_replicas(image, key, target)
                 rows.append({"topic": key[0], "partition": key[1],
                              "replicas": None if target is None else list(target)})  # fmt: skip
-            return _requested(REASSIGN, rows, image.reassign, targets)
+            if throttle_bytes is None:
+                return _requested(REASSIGN, rows, image.reassign, targets)
+            rate = checked_rate("throttle_bytes", throttle_bytes)
+            bounds, note = begin_throttle(image, targets, rate)
+            return (*_requested(REASSIGN, rows, image.reassign, targets, note), *bounds)
 
         self._write(write, lambda image: True, done, timeout, "the request was not written")
 
@@ -301,8 +329,10 @@ def _placed(
 def _checked_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as text, by Kafka's names; raise ConfigError for one that is not valid."""
     named = {str(name).replace("_", "."): value for name, value in config.items()}
-    logs = {name: value for name, value in named.items() if name not in REPLICATION_SETTINGS}
-    PartitionConfig.of(logs)
+    lists = set(LISTS.values())
+    PartitionConfig.of({name: value for name, value in named.items() if name not in lists})
+    for name in lists & named.keys():
+        parse_replicas(name, str(named[name]))
     text = {True: "true", False: "false"}
     return {
         name: text[value] if isinstance(value, bool) else str(value)
@@ -321,13 +351,20 @@ def _requested(
     rows: Sequence[Mapping[str, object]],
     before: tuple[Mapping[str, Any], int] | None,
     keys: Iterable[Key],
+    note: Mapping[str, Any] | None = None,
 ) -> Sequence[Op]:
-    """Return the op that adds rows to a request; rows of the same partitions are replaced."""
+    """Return the op that adds rows to a request; rows of the same partitions are replaced.
+
+    `note` is for the controller; without one, that of the request is kept.
+    """
+    note = note or ({} if before is None else before[0].get("logstore", {}))
+    ours = {"logstore": note} if note else {}
     if before is None:
-        return (Create(path, as_json({"version": 1, "partitions": list(rows)})),)
+        return (Create(path, as_json({"version": 1, "partitions": list(rows), **ours})),)
     replaced = set(keys)
     kept = [
         row for row in before[0].get("partitions", ())
         if (row.get("topic"), row.get("partition")) not in replaced
     ]  # fmt: skip
-    return (Set(path, as_json({"version": 1, "partitions": [*kept, *rows]}), before[1]),)
+    data = as_json({"version": 1, "partitions": [*kept, *rows], **ours})
+    return (Set(path, data, before[1]),)

@@ -380,3 +380,65 @@ def test_a_groups_offsets_move_with_their_coordinator(nodes: Nodes) -> None:
     nodes.kill(described.coordinator.id)
     found = with_consumer(lambda each: each.committed([TopicPartition("t", 0)], timeout=40))
     assert [each.offset for each in found] == [41]
+
+
+# ---- the throttle, as kafka-reassign-partitions sets and deletes it ----
+
+RATE, REPLICAS = "leader.replication.throttled.rate", "leader.replication.throttled.replicas"
+BROKER, TOPIC = 4, 2
+SET, DELETE, APPEND = 0, 1, 2
+
+
+def altered(peer: Peer, kind: int, owner: str, *changes: tuple[str, int, str | None]) -> Any:
+    """The code and the text of IncrementalAlterConfigs."""
+    configs = [{"name": name, "config_operation": operation, "value": value}
+               for name, operation, value in changes]  # fmt: skip
+    row = {"resource_type": kind, "resource_name": owner, "configs": configs}
+    (answer,) = peer.ask(44, 1, {"resources": [row], "validate_only": False})["responses"]
+    return answer["error_code"], answer["error_message"]
+
+
+def described(peer: Peer, kind: int, owner: str) -> dict[str, tuple[str, int]]:
+    """The settings of the throttle that DescribeConfigs shows, with their source."""
+    row = {"resource_type": kind, "resource_name": owner, "configuration_keys": None}
+    (answer,) = peer.ask(32, 4, {"resources": [row], "include_synonyms": True})["results"]
+    assert answer["error_code"] == 0
+    return {each["name"]: (each["value"], each["config_source"])
+            for each in answer["configs"] if "throttled" in each["name"]}  # fmt: skip
+
+
+def test_kafkas_tools_set_and_delete_a_throttle(nodes: Nodes) -> None:
+    nodes.create("t")
+    log_dirs = "replica.alter.log.dirs.io.max.bytes.per.second"
+    with nodes.peer(2) as peer:
+        assert altered(peer, BROKER, "2", (RATE, SET, "1000")) == (0, None)
+        assert altered(peer, BROKER, "", (RATE, SET, "5000")) == (0, None)
+        assert altered(peer, TOPIC, "t", (REPLICAS, SET, "0:1")) == (0, None)
+        assert altered(peer, TOPIC, "t", (REPLICAS, APPEND, "0:2")) == (0, None)
+        assert described(peer, BROKER, "2") == {RATE: ("1000", 2)}
+        assert described(peer, BROKER, "") == {RATE: ("5000", 3)}
+        assert described(peer, TOPIC, "t") == {REPLICAS: ("0:1,0:2", 1)}
+        throttle = nodes.up[2].node._sending
+        assert throttle.binds(("t", 0))
+        assert throttle.room() == 1000
+        wait_until(lambda: nodes.up[3].node._sending.room() == 5000, "the rate of all nodes")
+        assert not nodes.up[3].node._sending.binds(("t", 0))
+        deleted = altered(peer, BROKER, "2", (RATE, DELETE, None), (log_dirs, DELETE, None))
+        assert deleted == (0, None)
+        assert altered(peer, BROKER, "", (RATE, DELETE, None)) == (0, None)
+        assert altered(peer, TOPIC, "t", (REPLICAS, DELETE, None)) == (0, None)
+        assert described(peer, BROKER, "2") == described(peer, TOPIC, "t") == {}
+        assert not throttle.binds(("t", 0))
+
+
+def test_a_throttle_that_is_not_valid_is_refused_with_its_form(nodes: Nodes) -> None:
+    nodes.create("t")
+    invalid = ErrorCode.INVALID_CONFIG
+    with nodes.peer(1) as peer:
+        code, text = altered(peer, BROKER, "1", (RATE, SET, "0"))
+        assert (code, "from 1 on, not '0'" in text) == (invalid, True)
+        code, text = altered(peer, BROKER, "1", ("log.dirs", SET, "x"))
+        assert (code, f"{RATE} and follower" in text) == (invalid, True)
+        code, text = altered(peer, TOPIC, "t", (REPLICAS, SET, "1"))
+        assert (code, "such as 0:1,0:2, not '1'" in text) == (invalid, True)
+        assert described(peer, BROKER, "1") == described(peer, TOPIC, "t") == {}

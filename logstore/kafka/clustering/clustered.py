@@ -30,6 +30,7 @@ from logstore.replication.machines.assignment import PlacementError, place
 from logstore.replication.machines.decisions import partition_state
 from logstore.replication.machines.image import Key
 from logstore.replication.machines.leader_and_isr import NO_LEADER
+from logstore.replication.machines.throttle import LISTS, RATES
 from logstore.replication.node import Node
 
 if TYPE_CHECKING:
@@ -278,6 +279,14 @@ class Clustered:
 
     def alter(self, name: str, changes: Mapping[str, Any]) -> None:
         self._wait(functools.partial(self._admin.alter_config, name, changes))
+
+    def throttle(self, kind: str, owner: str) -> Mapping[str, str] | None:
+        names = (LISTS if kind == "topics" else RATES).values()
+        settings = self._node.image.configs.get((kind, owner), ({}, 0))[0]
+        return {name: settings[name] for name in names if name in settings}
+
+    def alter_node(self, owner: str, changes: Mapping[str, str | None]) -> None:
+        self._wait(functools.partial(self._admin.alter_node, owner, changes))
 
     def elect(self, keys: Iterable[Key], *, unclean: bool, timeout: float) -> Outcomes:
         outcomes: Outcomes = {}

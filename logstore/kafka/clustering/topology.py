@@ -136,6 +136,15 @@ class Topology(Protocol):
     def alter(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings of a topic; None restores a default."""
 
+    def throttle(self, kind: str, owner: str) -> Mapping[str, str] | None:
+        """Return the settings of the throttle that a topic or a node has (topics, brokers).
+
+        None: there are no replicas to throttle.
+        """
+
+    def alter_node(self, owner: str, changes: Mapping[str, str | None]) -> None:
+        """Change settings of a node, or of all (``<default>``); None removes one."""
+
     def elect(
         self, keys: Iterable[tuple[str, int]], *, unclean: bool, timeout: float
     ) -> dict[tuple[str, int], tuple[ErrorCode, str | None]]:
@@ -281,6 +290,12 @@ class Alone:
         if topic is None:
             raise UnknownTopicError(name)
         topic.alter(changes)
+
+    def throttle(self, kind: str, owner: str) -> Mapping[str, str] | None:
+        return None
+
+    def alter_node(self, owner: str, changes: Mapping[str, str | None]) -> None:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, "settings of the node are fixed")
 
     def elect(
         self, keys: Iterable[tuple[str, int]], *, unclean: bool, timeout: float

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from logstore.config import ConfigError, PartitionConfig, dotted
+from logstore.replication.machines.throttle import LISTS
 
 __all__ = ["described", "documentation", "taken", "type_of"]
 
@@ -16,8 +17,7 @@ FROM_TOPIC, FROM_DEFAULT = 1, 5
 # Settings that Kafka has and that mean nothing for one node.  They are accepted and not kept, as
 # long as the value is one of these; None: any value.
 _IGNORED: dict[str, tuple[str, ...] | None] = {
-    "leader.replication.throttled.replicas": None,
-    "follower.replication.throttled.replicas": None,
+    **dict.fromkeys(LISTS.values()),  # nodes of a cluster keep these: see `configs`
     "remote.storage.enable": ("false",),
     "remote.log.copy.disable": ("false",),
     "remote.log.delete.on.disable": ("false",),

@@ -332,7 +332,13 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
             errors.append(error)
             gate.open()
 
-        self._calls.call(lambda: act(Admin(node), done))
+        def begin() -> None:
+            try:
+                act(Admin(node), done)
+            except Exception as error:  # noqa: BLE001  raised below, by the caller's thread
+                done(error)
+
+        self._calls.call(begin)
         gate.wait(self.timeout + 10)
         if not errors:
             raise TimeoutError(f"no answer within {self.timeout + 10:g} s")
@@ -383,6 +389,7 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
     ) -> Produced:
         gate = Gate()
         outcomes: list[Produced] = []
+        failed: list[Exception] = []
         waiters: list[object] = []
 
         def done(outcome: Produced) -> None:
@@ -391,12 +398,18 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
 
         def act() -> None:
             partition = replica.log.partition
-            waiters.append(replica.append(lambda: append(partition), acks, done))
+            try:
+                waiters.append(replica.append(lambda: append(partition), acks, done))
+            except Exception as error:  # noqa: BLE001  raised below, by the caller's thread
+                failed.append(error)
+                gate.open()
 
         self._calls.call(act)
         if not gate.wait(max(0.0, until - time.monotonic())):
             self._calls.call(lambda: replica.timed_out(waiters[0] if waiters else None))
             gate.wait(self.timeout)
+        if failed:
+            raise failed[0]
         if not outcomes:
             raise ClosedError(f"the cluster {self.path} is closed")
         return outcomes[0]

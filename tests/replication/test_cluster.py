@@ -344,6 +344,19 @@ def test_the_high_watermark_of_a_restarted_node_is_the_one_of_its_checkpoint(tmp
 # ---- topics ----
 
 
+def test_a_wrong_argument_is_refused_and_the_cluster_goes_on(cluster):
+    """Also in the main thread, whose calls another thread makes."""
+    topic = cluster.create_topic("orders", config=TWO)
+    with pytest.raises(IndexError):
+        cluster.elect("orders", 9)
+    with pytest.raises(ConfigError):
+        cluster.create_topic("more", config={"min.insync.replica": 2})
+    with pytest.raises((IndexError, LookupError)):
+        cluster.reassign({("orders", 9): [1]})
+    assert topic.append(b"x") == ("orders", 0, 0)
+    assert values(cluster, "orders") == [b"x"]
+
+
 def test_a_topic_that_exists_is_refused(cluster):
     cluster.create_topic("orders")
     with pytest.raises(TopicExistsError):

@@ -21,7 +21,7 @@ PAGE = Path(__file__).with_name("reference.md")
 
 # What belongs together, in the order in which a reader meets it; the rest follows by name.
 CHAPTERS = {
-    "Stores and topics": ["open", "Store", "Topic", "Position", "TopicDescription",
+    "Stores and topics": ["open", "open_member", "Store", "Topic", "Position", "TopicDescription",
                           "PartitionDescription", "StoreRecovery"],
     "Partitions": ["Partition", "Writer", "Scan", "Record", "Columns", "BytesColumn", "Segment",
                    "Skipped", "LocatedBatch", "PartitionConfig"],

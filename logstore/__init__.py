@@ -29,6 +29,7 @@ _PUBLIC = {
     ),
     "errors": (
         "ClosedError",
+        "ClusterMemberError",
         "ClusterMismatchError",
         "CodecUnavailableError",
         "ConcurrentTransactionsError",
@@ -75,7 +76,7 @@ _PUBLIC = {
         "Outgoing",
         "ProducerInterceptor",
     ),
-    "opening": ("open",),
+    "opening": ("open", "open_member"),
     "partitioner": (
         "KeyPartitioner",
         "Partitioner",

@@ -78,6 +78,9 @@ from logstore.errors import (
     ClosedError as ClosedError,
 )
 from logstore.errors import (
+    ClusterMemberError as ClusterMemberError,
+)
+from logstore.errors import (
     ClusterMismatchError as ClusterMismatchError,
 )
 from logstore.errors import (
@@ -256,6 +259,9 @@ from logstore.log.segment import (
 )
 from logstore.opening import (
     open as open,
+)
+from logstore.opening import (
+    open_member as open_member,
 )
 from logstore.partition.partition import (
     Partition as Partition,

@@ -421,6 +421,15 @@ class ClusterMismatchError(LogStoreError, ValueError):
         self.found = found
 
 
+class ClusterMemberError(LogStoreError, ValueError):
+    """The directory is that of node ``.node`` of the cluster ``.cluster``, not one of its own."""
+
+    def __init__(self, cluster: str, node: int, reason: str, *, where: str) -> None:
+        super().__init__(f"{where} is node {node} of the cluster {cluster}: {reason}")
+        self.cluster = cluster
+        self.node = node
+
+
 class MetadataUnavailableError(LogStoreError, TimeoutError):
     """The metadata service did not answer in time.
 

@@ -17,10 +17,11 @@ from typing import Any
 from logstore.clock import Clock
 from logstore.config import PartitionConfig
 from logstore.coordinators.internal_topics import TRANSACTION_STATE
-from logstore.errors import LogStoreError
+from logstore.errors import ClusterMemberError, LogStoreError
 from logstore.files.disk_reserve import STORE_RESERVE_BYTES
 from logstore.partitioner import Partitioner
 from logstore.recovery.report import RecoveryProgress
+from logstore.root.member import ClusterMember
 from logstore.store.store import Store, open_store
 
 __all__ = ["open", "open_member"]
@@ -50,9 +51,12 @@ def open(
 
     Raises LockedError if another process, store, partition or broker writes there,
     FileNotFoundError if the directory is missing and ``create=False`` or ``readonly=True``,
-    NotALogError if the directory is not a store's, and UnsafeFileSystemError on a network file
-    system unless ``allow_unsafe_fs=True``.
+    NotALogError if the directory is not a store's, UnsafeFileSystemError on a network file system
+    unless ``allow_unsafe_fs=True``, and ClusterMemberError if it belongs to a node of a cluster and
+    is not opened readonly.
     """
+    if not readonly:
+        _refuse_member(path)
     store = open_store(Path(path), readonly=readonly, create=create, durability=durability,
                        config=config, clock=clock, partitioner=partitioner,
                        progress=progress, reserve_bytes=reserve_bytes,
@@ -66,6 +70,18 @@ def open(
         store.close()
         raise
     return store
+
+
+def _refuse_member(path: str | os.PathLike[str]) -> None:
+    member = ClusterMember.read(path)
+    if member is not None:
+        raise ClusterMemberError(
+            *member,
+            "what is written here without the cluster is cut when the node starts again.  Start it "
+            f"with `logstore serve --node {member.node_id} --zookeeper ...`, read it with "
+            f"readonly=True, or make it a store of its own with `logstore cluster leave -s {path}`",
+            where=str(path),
+        )
 
 
 def open_member(

@@ -37,6 +37,7 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
     "CodecUnavailableError": lambda: logstore.CodecUnavailableError(
         "snappy", package="cramjam", extra="snappy"
     ),
+    "ClusterMemberError": lambda: logstore.ClusterMemberError("a", 1, "alone", where="data"),
     "ClusterMismatchError": lambda: logstore.ClusterMismatchError("a", "b", where="data"),
     "ConflictError": lambda: logstore.ConflictError(5, 7, where="orders-0"),
     "DivergedError": lambda: logstore.DivergedError(
@@ -160,6 +161,7 @@ class SubclassError(logstore.OffsetOutOfRangeError):
 @pytest.mark.parametrize(
     ("name", "code"),
     [
+        ("ClusterMemberError", 3),
         ("ClusterMismatchError", 3),
         ("CorruptMetadataError", 4),
         ("MetadataUnavailableError", 5),

@@ -48,7 +48,7 @@ def exit_code(error: BaseException) -> int:
         ((errors.LockedError, errors.TopicExistsError, errors.ConflictError), BUSY),
         ((errors.FencedError, errors.DivergedError, errors.NotLeaderError, FileExistsError), BUSY),
         ((errors.NodeIdInUseError, errors.ClusterMismatchError), BUSY),
-        ((errors.NotEnoughReplicasError,), BUSY),
+        ((errors.ClusterMemberError, errors.NotEnoughReplicasError), BUSY),
         ((errors.CorruptLogError,), CORRUPT),
         ((errors.UnknownTopicError, errors.NotALogError, FileNotFoundError), NOT_FOUND),
         ((NotADirectoryError, LookupError), NOT_FOUND),

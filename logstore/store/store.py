@@ -44,6 +44,7 @@ from logstore.recovery.report import RecoveryProgress
 from logstore.root.catalogue import Catalogue
 from logstore.root.clean_shutdown import CleanShutdown
 from logstore.root.identity import NodeIdentity
+from logstore.root.member import ClusterMember
 from logstore.root.producer_ids import ProducerIds
 from logstore.store.access import Access
 from logstore.store.callbacks import (
@@ -67,7 +68,7 @@ if TYPE_CHECKING:  # imported at run time by check() and enforce() only
     from logstore.checking.problem import Problem
     from logstore.log.retention import RetentionDecision
 
-__all__ = ["Store", "abandon_store", "has_space", "join_cluster", "open_store"]
+__all__ = ["Store", "abandon_store", "has_space", "open_store", "set_member"]
 
 log = logging.getLogger("logstore.store")
 
@@ -561,15 +562,17 @@ def abandon_store(store: Store) -> None:
     store._drop()
 
 
-def join_cluster(store: Store, cluster_id: str, node_id: int) -> None:
-    """Write the ids of a cluster and of a node into ``meta.properties``."""
+def set_member(store: Store, member: ClusterMember | None) -> None:
+    """Make a store a node of a cluster; None: a store of its own again."""
 
-    def join() -> None:
-        changed = dataclasses.replace(store.identity, cluster_id=cluster_id, node_id=node_id)
-        changed.write(store._directory)
-        store.identity = changed
+    def change() -> None:
+        if member is None:
+            return ClusterMember.remove(store._directory)
+        member.write(store._directory)  # first: after a kill between both it is a member already
+        store.identity = dataclasses.replace(store.identity, **member._asdict())
+        return store.identity.write(store._directory)
 
-    store.access.change(join)
+    store.access.change(change)
 
 
 def has_space(store: Store) -> bool:

@@ -428,3 +428,20 @@ def test_without_kazoo_the_package_is_named(
     monkeypatch.setitem(__import__("sys").modules, "kazoo", None)
     refused = command("cluster", "status", "--zookeeper", "127.0.0.1:1", code=1)
     assert 'pip install "logstore-engine[zookeeper]"' in refused.err
+
+
+def test_the_store_of_a_stopped_node_is_written_only_after_it_has_left(
+    cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    cluster.start(1)
+    cluster("create", "orders")
+    cluster.produce("orders", 3)
+    cluster.kill(1)
+    store = tmp_path / "nodes" / "1"
+    for line in (f"-s {store} topic create rogue", f"-s {store} serve --listen 127.0.0.1:0"):
+        assert "is node 1 of the cluster" in command(*line.split(), code=3).err
+    assert command("cluster", "leave", "-s", store, code=7).rows[0]["left"] is False
+    assert command("cluster", "leave", "-s", store, "--yes").rows[0]["left"] is True
+    assert "is no node" in command("cluster", "leave", "-s", store, "--yes", code=2).err
+    command("-s", store, "topic", "create", "mine")
+    assert command("-s", store, "read", "orders", "--count").out == b"3\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore.errors import ClusterMismatchError, NodeIdInUseError
+from logstore.errors import ClusterMemberError, ClusterMismatchError, NodeIdInUseError
+from logstore.opening import open_member
 from logstore.replication.cluster import Cluster
 from logstore.replication.config import NodeConfig
 from logstore.replication.embedded import EmbeddedTree
@@ -16,6 +17,7 @@ from logstore.replication.hosting.local_peers import LocalNetwork
 from logstore.replication.machines.image import Registration, broker_path
 from logstore.replication.metadata import Create
 from logstore.replication.node import Node
+from logstore.store.store import set_member
 from tests.replication.cluster_kit import SETTINGS, eventually, is_of_a_node, running, values
 
 
@@ -23,7 +25,7 @@ def node_of(path: Path, tree: EmbeddedTree, node_id: int = 1, **settings: int) -
     network = LocalNetwork()
     config = NodeConfig.of({**SETTINGS, **{k.replace("_", "."): v for k, v in settings.items()}})
     node = Node(
-        logstore.open(path, durability="os"),
+        open_member(path, durability="os"),
         node_id=node_id,
         metadata=tree.session,
         peers=network.peers(node_id),
@@ -31,6 +33,10 @@ def node_of(path: Path, tree: EmbeddedTree, node_id: int = 1, **settings: int) -
     )
     network.members[node_id] = node
     return node
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def test_the_topics_of_a_store_that_was_alone_become_topics_of_the_new_cluster(tmp_path):
@@ -59,7 +65,7 @@ def test_a_directory_of_another_cluster_is_refused_and_nothing_is_changed(tmp_pa
     with EmbeddedTree() as tree, running(tmp_path / "two", nodes=1) as other:
         other.create_topic("more")
         node = Node(
-            logstore.open(tmp_path / "one" / "node-1", durability="os"),
+            open_member(tmp_path / "one" / "node-1", durability="os"),
             node_id=1,
             metadata=other._tree.session if other._tree else tree.session,
             peers=LocalNetwork().peers(1),
@@ -145,3 +151,42 @@ def test_close_during_appends_answers_all_of_them_and_leaves_no_thread(tmp_path)
     assert not [each.name for each in threading.enumerate() if is_of_a_node(each.name)]
     with running(tmp_path / "data") as again:
         assert len(values(again, "orders")) > 20
+
+
+def test_a_member_is_opened_as_a_node_or_readonly_only(tmp_path):
+    """What is appended without the cluster would be cut at the next start of the node."""
+    with running(tmp_path / "data", nodes=1) as cluster:
+        cluster.create_topic("orders").append(b"x")
+    path = tmp_path / "data" / "node-1"
+    with pytest.raises(ClusterMemberError, match="cluster leave") as caught:
+        logstore.open(path)
+    assert caught.value.node == 1
+    with logstore.open(path, readonly=True) as store:
+        assert store["orders"][0].end_offset == 1
+    file = path / "logstore.member"
+    whole = file.read_bytes()
+    for damaged in (b"", b"{}", whole[:-5], flipped(whole, 3)):
+        file.write_bytes(damaged)
+        with pytest.raises(ClusterMemberError):
+            logstore.open(path)
+    with running(tmp_path / "data", nodes=1) as cluster:
+        assert values(cluster, "orders") == [b"x"]
+    assert file.read_bytes() == whole
+    with open_member(path) as store:
+        set_member(store, None)
+    with logstore.open(path) as store:
+        assert store["orders"][0].append(b"y") == 1
+
+
+def test_a_member_refuses_an_empty_tree(tmp_path):
+    """A wrong chroot: the node would lead its partitions alone, and acknowledge records."""
+    with EmbeddedTree(tmp_path / "tree") as tree, node_of(tmp_path / "store", tree) as node:
+        node.start()
+    with EmbeddedTree() as other:
+        with pytest.raises(ClusterMemberError, match="empty"):
+            node_of(tmp_path / "store", other).start()
+        session = other.session()
+        session.start(["/"], lambda path: None, lambda state: None)
+        assert session.read("/cluster/id") is None
+    with EmbeddedTree(tmp_path / "tree") as tree, node_of(tmp_path / "store", tree) as node:
+        node.start()

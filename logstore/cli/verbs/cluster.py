@@ -44,6 +44,7 @@ CLUSTER_VERBS = {
     "decommission": ("moving", "Move all replicas off a node."),
     "controller": ("cluster", "Show the controller, or have the nodes elect another."),
     "strays": ("cluster", "List what a node has set aside in its store."),
+    "leave": ("cluster", "Make the store of a stopped node a store of its own."),
 }
 
 
@@ -539,7 +540,7 @@ def strays_verb(session: Session, delete: bool, yes: bool) -> int:
     The files are kept until --delete --yes, which needs the store: stop the node first.
     """
     # Readonly works while the node runs; deleting needs its lock.
-    store = session.writing() if delete and yes else session.reading()
+    store = session.writing(alone=False) if delete and yes else session.reading()
     with store:
         rows = []
         for stray in store.topic_changes.strays():
@@ -561,3 +562,26 @@ def strays_verb(session: Session, delete: bool, yes: bool) -> int:
     if delete and not yes and rows:
         return session.output.dry_run("nothing was deleted: repeat it with --yes")
     return exits.OK
+
+
+@verb("leave")
+@click.option("--yes", is_flag=True, help="Do it; without this, only show what the store is.")
+@pass_session
+def leave_verb(session: Session, yes: bool) -> int:
+    """Make the store of a stopped node (-s DIR) a store of its own.
+
+    Its records stay, also those that the cluster has not committed.  The cluster is not told: move
+    the replicas off the node first (`logstore cluster decommission`).
+    """
+    from logstore.root.member import ClusterMember
+    from logstore.store.store import set_member
+
+    with session.writing(alone=False) if yes else session.reading() as store:
+        member = ClusterMember.read(store.path)
+        if member is None:
+            raise exits.CommandError(exits.NOT_FOUND, f"{store.path} is no node of a cluster")
+        if yes:
+            set_member(store, None)
+    row = {"cluster": member.cluster_id, "node": member.node_id, "left": yes}
+    session.output.rows([row], (plain("cluster"), number("node"), plain("left")))
+    return exits.OK if yes else session.output.dry_run("nothing was changed: repeat it with --yes")

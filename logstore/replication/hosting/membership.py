@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from logstore.errors import (
+    ClusterMemberError,
     ClusterMismatchError,
     LogStoreError,
     MetadataUnavailableError,
@@ -42,7 +43,8 @@ from logstore.replication.metadata import (
     SessionState,
     Unknown,
 )
-from logstore.store.store import Store, join_cluster
+from logstore.root.member import ClusterMember
+from logstore.store.store import Store, set_member
 from logstore.waking import Gate
 
 __all__ = ["Member", "Membership", "wall_ms"]
@@ -122,16 +124,24 @@ class Membership:
         session, store, me = self.session, self._node.store, self._node.id
         assert session is not None
         mine = store.identity
+        member = ClusterMember.read(store.path)
+        if member is not None and not self.image.cluster_id:
+            raise ClusterMemberError(
+                *member, "the metadata tree is empty: correct the part of zookeeper.connect behind "
+                f"the /.  If the tree is lost, `logstore cluster leave -s {store.path}` of the "
+                "node with the most records lets it begin a new one", where=str(store.path),
+            )  # fmt: skip
         if not self.image.cluster_id and (mine.node_id == me or not len(store)):
             self._name_cluster(session, timeout)
         found = self.image.cluster_id
-        if mine.cluster_id == found and mine.node_id == me:
+        if mine.cluster_id != found or mine.node_id != me:
+            if len(store):  # it belongs to another cluster, or to another node of this one
+                raise ClusterMismatchError(f"{mine.cluster_id}, node {mine.node_id}",
+                                           f"{found or 'without a name'}, node {me}",
+                                           where=str(store.path))  # fmt: skip
+        elif member == (found, me):
             return
-        if len(store):  # it belongs to another cluster, or to another node of this one
-            raise ClusterMismatchError(f"{mine.cluster_id}, node {mine.node_id}",
-                                       f"{found or 'without a name'}, node {me}",
-                                       where=str(store.path))  # fmt: skip
-        join_cluster(store, found, me)
+        set_member(store, ClusterMember(found, me))
 
     def _name_cluster(self, session: Metadata, timeout: float) -> None:
         """Write the cluster id and the topics of the store to the tree, unless it has an id."""

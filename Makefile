@@ -123,7 +123,8 @@ demo: $(VENV)/.demo $(EXT)
 test: build java core-test
 	@$(MAKE) --no-print-directory tsan TSAN_ROUNDS=3
 	$(SAY) pytest '$(or $(PYTEST_ARGS),tests, by $(WORKERS) workers)'
-	@$(PY) -m pytest --durations=10 $(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile)
+	@$(PY) -m pytest --durations=10 \
+		$(or $(PYTEST_ARGS),-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
 
 # The sanitizer must be there before the interpreter allocates; leaks of the interpreter are not ours.
 asan:

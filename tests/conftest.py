@@ -159,6 +159,24 @@ def new_files(before: dict[int, str]) -> dict[int, str]:
     return {fd: path for fd, path in open_files().items() if before.get(fd) != path}
 
 
+# The files that take longest, in seconds of one worker.  They are begun first, so that the workers
+# end at the same time; the others follow by name.
+LONGEST = (
+    *("kafka/test_clients.py", "spark/test_sink.py", "crash/test_byte_damage.py"),
+    *("house/test_examples.py", "spark/test_pipelines.py", "spark/test_stream.py"),
+    *("testing/test_interrupt_explorer.py", "house/test_readme.py", "spark/test_push_down.py"),
+    *("spark/test_golden_frames.py", "testing/test_reference_codec.py", "interop/test_follow.py"),
+    *("partition/test_forks.py", "crash/test_crash_states.py", "interop/test_wire_clients.py"),
+    *("interop/test_takeover.py", "spark/test_driver_killed.py", "spark/test_pains.py"),
+    *("interop/test_wire_programs.py", "interop/test_wire_differential.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {str(ROOT / "tests" / name): place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(str(item.path), len(LONGEST)))  # stable
+
+
 FAILED = pytest.StashKey[bool]()
 
 

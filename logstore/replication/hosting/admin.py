@@ -342,8 +342,16 @@ def _checked_settings(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _all_lead(image: ClusterImage, name: str) -> bool:
+    """Return whether every partition has a leader, and the minimum that the settings name.
+
+    The controller may see a new topic before its settings, and corrects the minimum later.
+    """
     keys = image.keys_of(name)
-    return bool(keys) and all(partition_state(image, key) == "OnlinePartition" for key in keys)
+    return bool(keys) and all(
+        partition_state(image, key) == "OnlinePartition"
+        and image.states[key].min_isr == image.minimum(key)
+        for key in keys
+    )
 
 
 def _requested(

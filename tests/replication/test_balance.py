@@ -63,5 +63,5 @@ def test_only_partitions_of_the_node_change(current: Assignments, node: int) -> 
 
 
 def test_too_few_nodes_are_refused() -> None:
-    with pytest.raises(PlacementError, match="2 replicas need 2 nodes; there are 1"):
+    with pytest.raises(PlacementError, match="t-0: 2 replicas need 2 nodes; there are 1: start"):
         balanced({("t", 0): (1, 2)}, {1: None})

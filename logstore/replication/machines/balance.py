@@ -59,7 +59,11 @@ class _Plan:
     def __init__(self, current: Replicas, racks: Mapping[int, str | None]) -> None:
         most = max(map(len, current.values()), default=0)
         if most > len(racks):
-            raise PlacementError(f"{most} replicas need {most} nodes; there are {len(racks)}")
+            topic, number = next(key for key in current if len(current[key]) == most)
+            raise PlacementError(
+                f"{topic}-{number}: {most} replicas need {most} nodes; there are {len(racks)}: "
+                f"start another node first, or reassign it with fewer replicas"
+            )
         self.racks = racks  # of the nodes that may have replicas
         self.replicas = {key: list(replicas) for key, replicas in sorted(current.items())}
         self.load = dict.fromkeys(racks, 0)  # replicas of each node

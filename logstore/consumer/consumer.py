@@ -49,6 +49,7 @@ from logstore.errors import ClosedError
 from logstore.interceptors import InterceptorChain
 from logstore.partition.reader import milliseconds
 from logstore.serialization import Deserializer, deserializer
+from logstore.store.companions import expect_store
 from logstore.store.store import Store
 
 __all__ = ["Consumer"]
@@ -133,7 +134,7 @@ class Consumer(Closeable):
         ):
             if text is not None and not check_text(name, text, room=room):
                 raise ConfigError(f"{name} is a name or None, not ''")
-        self._store = store
+        self._store = expect_store(store, "Consumer")
         self._clock: Clock = store.clock or SystemClock()
         self.group_id = group_id
         self.timeout = timeout

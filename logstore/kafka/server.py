@@ -31,6 +31,7 @@ from logstore.kafka.faults import Faults
 from logstore.kafka.metrics import metrics
 from logstore.kafka.network.acceptor import Acceptor, Listener, Pace, bind, is_loopback
 from logstore.kafka.network.connection import Connection
+from logstore.store.companions import expect_store
 from logstore.store.store import Store
 from logstore.waking import Gate, uninterrupted
 
@@ -74,7 +75,7 @@ class KafkaServer(Closeable):
         maintain: bool = False,
         node: Node | None = None,
     ) -> None:
-        self.store = store
+        self.store = expect_store(store, "KafkaServer")
         self.node = node
         self.config = KafkaConfig.of(config)
         self._listen = [listen] if isinstance(listen, str) else list(listen)

@@ -26,6 +26,7 @@ from logstore.partitioner import (
     RoundRobinPartitioner,
 )
 from logstore.producer.lane import Lane, LaneOwner
+from logstore.store.companions import expect_store
 from logstore.store.store import Store
 from logstore.store.topic import Topic, partition_number
 
@@ -70,7 +71,7 @@ class Router:
         compression_level: int | None,
     ) -> None:
         self._producer = producer
-        self._store = store
+        self._store = expect_store(store, "Producer")
         self._partitioner = partitioner
         self._batch_bytes = batch_bytes
         self._compression = compression

@@ -28,6 +28,7 @@ from logstore.errors import (
     IndeterminateAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
+    TopicExistsError,
     UnknownTopicError,
 )
 from logstore.partition.partition import Partition
@@ -154,17 +155,24 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
     def stop(self, number: int) -> None:
         """Stop a node cleanly: its leaderships move first."""
         with self._lock:
+            node = self._running(number)
             try:
-                self._nodes[number].close()
+                node.close()
             finally:
                 self._forget(number)
 
     def kill(self, number: int) -> None:
         """Stop a node as if its process were killed: nothing more is written."""
         with self._lock:
-            node = self._nodes[number]
+            node = self._running(number)
             self._forget(number)
             node.kill()
+
+    def _running(self, number: int) -> Node:
+        node = self._nodes.get(number)
+        if node is None:
+            raise ConfigError(f"node {number} does not run; those that run: {sorted(self._nodes)}")
+        return node
 
     def _forget(self, number: int) -> None:
         self.network.members.pop(number, None)
@@ -248,19 +256,29 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
         replication_factor: int | None = None,
         config: Mapping[str, Any] | None = None,
         assignment: Mapping[int, Sequence[int]] | None = None,
+        exist_ok: bool = False,
     ) -> ClusterTopic:
         """Create a topic; return it when each partition has a leader.
 
         `assignment` names the nodes of each partition instead of `replication_factor`; the first
-        one is the preferred leader.  Raises TopicExistsError, ConfigError.
+        one is the preferred leader.  With ``exist_ok=True`` a topic that exists is returned as it
+        is.  Raises TopicExistsError, ConfigError.
         """
-        factor = replication_factor or self.config.default_replication_factor
-        self.admin(
-            lambda admin, done: admin.create_topic(
-                name, partitions, factor, done, config=config, assignment=assignment,
-                timeout=self.timeout,
-            )
-        )  # fmt: skip
+        factor = replication_factor
+        if factor is None:
+            factor = self.config.default_replication_factor
+        _check_count("partitions", partitions)
+        _check_count("replication_factor", factor)
+        try:
+            self.admin(
+                lambda admin, done: admin.create_topic(
+                    name, partitions, factor, done, config=config, assignment=assignment,
+                    timeout=self.timeout,
+                )
+            )  # fmt: skip
+        except TopicExistsError:
+            if not exist_ok or name not in self._names():
+                raise
         return self[name]
 
     def delete_topic(self, name: str) -> None:
@@ -270,6 +288,7 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
 
     def create_partitions(self, name: str, count: int) -> None:
         """Add partitions, so that a topic has `count`."""
+        _check_count("count", count)
         self.admin(lambda admin, done: admin.create_partitions(name, count, done))
 
     def alter_topic(self, name: str, config: Mapping[str, Any]) -> None:
@@ -288,7 +307,9 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
     ) -> None:
         """Elect the first replica as the leader if it is in sync; ``kind="unclean"``: any `node`.
 
-        An unclean election loses the committed records that the node does not have.
+        An unclean election loses the committed records that the node does not have.  It is refused
+        with ConfigError while the partition has a leader, and for a node that has no replica of it
+        or does not run.
         """
         if kind not in ("preferred", "unclean") or (kind == "unclean") != (node is not None):
             raise ConfigError("kind is 'preferred', or 'unclean' with the node that is to lead")
@@ -413,6 +434,13 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
         if not outcomes:
             raise ClosedError(f"the cluster {self.path} is closed")
         return outcomes[0]
+
+
+def _check_count(name: str, count: int) -> None:
+    if not hasattr(count, "__index__"):
+        raise ConfigError(f"{name} must be an int, not {count!r}")
+    if count < 1:
+        raise ConfigError(f"{name} must be at least 1, not {count}")
 
 
 def _acks(acks: Acks) -> int:

@@ -15,7 +15,12 @@ from logstore.store.access import Access
 if TYPE_CHECKING:
     from logstore.store.store import Store
 
-__all__ = ["Companions"]
+__all__ = ["Companions", "expect_store"]
+
+CLUSTER = (
+    "append with cluster[topic].append() and read with .scan(); groups and transactions need nodes "
+    "that are served, see docs/replication.md"
+)
 
 C = TypeVar("C", bound=Closeable)
 K = TypeVar("K")
@@ -93,3 +98,13 @@ def _close(
     # Also after an error: a companion that fails to close is not tried for ever.  An interrupt is
     # no Exception, and leaves it listed.
     listed.pop(kind, None)
+
+
+def expect_store(value: Store, taker: str) -> Store:
+    """Return the store; raise TypeError for an object of another kind.  `taker` takes stores."""
+    if isinstance(getattr(value, "companions", None), Companions):
+        return value
+    kind = type(value).__name__
+    # By name: the package of Cluster is above this one.
+    hint = CLUSTER if kind == "Cluster" else "logstore.open(directory) returns one"
+    raise TypeError(f"{taker} takes a Store, not a {kind}: {hint}")

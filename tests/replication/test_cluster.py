@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore import Consumer, KafkaServer, Producer
 from logstore.config import ConfigError
 from logstore.errors import (
     ClosedError,
@@ -464,6 +465,69 @@ def test_an_unclean_election_loses_records_only_when_it_is_asked_for(cluster):
     cluster.start(1)
     in_sync(cluster, "orders", count=2)
     assert values(cluster, "orders") == [b"both"]
+
+
+def test_an_unclean_election_is_refused_if_nothing_has_to_be_lost(cluster):
+    cluster.create_topic("orders", assignment={0: [1, 2]})
+    with pytest.raises(ConfigError, match="orders-0 has a leader, node 1: nothing has to be lost"):
+        cluster.elect("orders", 0, kind="unclean", node=2)
+    cluster.kill(1)
+    cluster.kill(2)
+    eventually(lambda: cluster.partition("orders", 0).leader == -1)
+    for node in (2, 3, 9):
+        words = f"node {node} is not alive, or has no replica of orders-0"
+        with pytest.raises(ConfigError, match=words):
+            cluster.elect("orders", 0, kind="unclean", node=node)
+
+
+# ---- mistakes of a caller ----
+
+
+def test_exist_ok_takes_a_topic_as_it_is(cluster):
+    topic = cluster.create_topic("orders", 2, exist_ok=True)
+    assert cluster.create_topic("orders", 5, exist_ok=True) is topic
+    assert len(topic) == 2
+    with pytest.raises(TopicExistsError, match="exist_ok=True takes it as it is"):
+        cluster.create_topic("orders", 2)
+
+
+@pytest.mark.parametrize("act", ["stop", "kill"])
+def test_a_node_that_does_not_run_cannot_be_stopped(cluster, act):
+    cluster.kill(2)
+    for number in (2, 9):
+        words = rf"node {number} does not run; those that run: \[1, 3\]"
+        with pytest.raises(ConfigError, match=words):
+            getattr(cluster, act)(number)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"partitions": "2"}, "partitions must be an int, not '2'"),
+        ({"partitions": 0}, "partitions must be at least 1, not 0"),
+        ({"replication_factor": 0}, "replication_factor must be at least 1, not 0"),
+        ({"replication_factor": "3"}, "replication_factor must be an int, not '3'"),
+    ],
+)
+def test_counts_of_a_new_topic_are_numbers_from_1(cluster, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        cluster.create_topic("orders", **arguments)
+    assert list(cluster) == []
+
+
+def test_a_move_names_partitions_and_lists_of_nodes(cluster):
+    cluster.create_topic("orders")
+    with pytest.raises(ConfigError, match=r"such as \('orders', 0\), not 'orders'"):
+        cluster.reassign({"orders": [1, 2]})
+    with pytest.raises(ConfigError, match="orders-0: replicas are a list of nodes, not '12'"):
+        cluster.reassign({("orders", 0): "12"})
+
+
+@pytest.mark.parametrize("taker", [Producer, KafkaServer, lambda each: Consumer(each, "orders")])
+def test_what_takes_a_store_refuses_a_cluster_and_says_what_to_use(cluster, taker):
+    words = r"takes a Store, not a Cluster: append with cluster\[topic\].append\(\)"
+    with pytest.raises(TypeError, match=words):
+        taker(cluster)
 
 
 # ---- the end ----

@@ -195,6 +195,8 @@ class Admin:
         def write(image: ClusterImage) -> Sequence[Op]:
             for key in wanted:
                 _partition(image, key)
+                if unclean is not None:
+                    _check_unclean(image, key, unclean)
             ours: dict[str, object] = {} if unclean is None else {"logstore": {"unclean": unclean}}
             rows = [{"topic": topic, "partition": at, **ours} for topic, at in wanted]
             return _requested(PREFERRED, rows, image.preferred, wanted)
@@ -222,6 +224,7 @@ class Admin:
         def write(image: ClusterImage) -> Sequence[Op]:
             rows = []
             for key, target in targets.items():
+                _check_key(key)
                 _partition(image, key)
                 if target is not None:
                     _check_replicas(image, key, target)
@@ -291,7 +294,23 @@ def _partition(image: ClusterImage, key: Key) -> Assignment:
     return topic.partitions[key[1]]
 
 
+def _check_key(key: object) -> None:
+    if not isinstance(key, tuple) or len(key) != 2:
+        raise ConfigError(f"a partition is (topic, number), such as ('orders', 0), not {key!r}")
+
+
+def _check_unclean(image: ClusterImage, key: Key, node: int) -> None:
+    """Refuse an unclean election that would lose records without need, or could not be done."""
+    if partition_state(image, key) == "OnlinePartition":
+        leader = image.states[key].leader
+        raise ConfigError(f"{key[0]}-{key[1]} has a leader, node {leader}: nothing has to be lost")
+    if node not in _partition(image, key).replicas or node not in image.nodes:
+        raise ConfigError(f"node {node} is not alive, or has no replica of {key[0]}-{key[1]}")
+
+
 def _check_replicas(image: ClusterImage, key: Key, replicas: Sequence[int]) -> None:
+    if isinstance(replicas, (str, int)):
+        raise ConfigError(f"{key[0]}-{key[1]}: replicas are a list of nodes, not {replicas!r}")
     if not replicas or len(set(replicas)) != len(replicas):
         raise ConfigError(f"{key[0]}-{key[1]}: replicas must be different nodes, not {replicas}")
     known = {*image.nodes, *_partition(image, key).replicas}

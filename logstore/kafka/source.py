@@ -40,7 +40,10 @@ class _Leader(NamedTuple):
 
 
 class KafkaSource:
-    """The topics of a cluster.  `servers` is ``kafka://host:port[,host:port]``."""
+    """The topics of a cluster.  `servers` is ``kafka://host:port[,host:port]``.
+
+    It connects when it is used first: a Kafka that is started later is waited for by Follow.
+    """
 
     def __init__(
         self, servers: str, *, timeout: float = 30.0, refresh_seconds: float = 5.0
@@ -55,7 +58,6 @@ class KafkaSource:
         self._ids: dict[str, bytes] = {}
         self._topics: dict[str, SourceTopic] = {}
         self._stale = True
-        self.topics()  # raises if no server can be reached
 
     def close(self) -> None:
         """Close the connections."""

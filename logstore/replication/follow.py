@@ -242,7 +242,7 @@ class Follow(Closeable):
             now = time.monotonic()
             if self._unreachable_since is None:
                 self._unreachable_since = now
-                log.warning("%s cannot be reached: %s", self._source.name, str(error))
+                log.warning("%s cannot be reached, trying again: %s", self._source.name, error)
             if patience is not None and now - self._unreachable_since > patience:
                 raise
             return False

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+
+import pytest
 
 import logstore
 from logstore import Store
@@ -80,13 +83,38 @@ def test_retention_is_followed_with_trim(command: Command, tmp_path: Path) -> No
     assert start() == 3
 
 
+def test_a_name_that_no_topic_has_is_not_copied_in_silence(
+    command: Command, tmp_path: Path
+) -> None:
+    command("topic", "create", "orders")
+    wrong = command("follow", command.store, tmp_path / "a", "--once", "--topics", "nope", code=2)
+    assert f"{command.store} has no topic that fits --topics nope" in wrong.err
+    some = command(
+        "follow", command.store, tmp_path / "b", "--once", "--topics", "nope", "--topics", "ord*"
+    )
+    assert "has no topic that fits --topics nope" in some.err
+    assert len(some.rows[0]["partitions"]) == 1
+
+
+def test_once_waits_a_while_for_a_kafka_that_is_not_there_yet(
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("logstore.replication.follow.PATIENCE_SECONDS", 0.3)
+    began = time.monotonic()
+    refused = command("follow", "kafka://127.0.0.1:1", tmp_path / "dst", "--once", code=6)
+    assert time.monotonic() - began > 0.3
+    assert "127.0.0.1:1" in refused.err
+    assert "kafka://127.0.0.1:1 cannot be reached, trying again: " in caplog.text
+
+
 def test_wrong_places_have_their_exit_codes(command: Command, tmp_path: Path) -> None:
     assert "two directories" in command("follow", command.store, command.store, code=1).err
     command("follow", tmp_path / "none", tmp_path / "dst", "--once", code=2)
     assert not (tmp_path / "dst").exists()
     assert "no address" in command("follow", "kafka://here", tmp_path / "dst", code=1).err
-    refused = command("follow", "kafka://127.0.0.1:1", tmp_path / "dst", "--once", code=6)
-    assert "127.0.0.1:1" in refused.err
 
 
 def test_a_locked_target_has_exit_code_3(command: Command, tmp_path: Path, store: Store) -> None:

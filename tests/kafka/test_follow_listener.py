@@ -211,6 +211,24 @@ def test_small_answers_and_large_batches_are_copied(
         assert same(store, target, f"orders-{number}")
 
 
+def test_a_listener_that_is_started_after_the_copy_is_waited_for(
+    store: Store, target: Path
+) -> None:
+    store.create_topic("orders")[0].append(b"a")
+    with KafkaServer(store) as first:
+        host, port = first.address
+    with Follow(KafkaSource(f"{host}:{port}"), target) as follow:
+        ended = threading.Thread(target=follow.run)
+        ended.start()
+        try:
+            wait_until(lambda: follow.status().unreachable_seconds > 0)
+            with KafkaServer(store, f"{host}:{port}"):
+                wait_until(lambda: follow.status().copied_records == 1)
+        finally:
+            follow.stop()
+            ended.join()
+
+
 def test_a_listener_that_closes_and_comes_back_costs_only_time(
     tmp_path: Path, store: Store, target: Path
 ) -> None:

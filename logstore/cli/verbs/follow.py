@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from logstore.cli import exits
 from logstore.cli.output import number, plain, size
 from logstore.cli.session import Session, durability_option, pass_session, verb
 from logstore.cli.text import size_text
@@ -68,7 +70,23 @@ def follow_verb(
     ) as follow, _until_signal(follow):  # fmt: skip
         report = _Report(session, follow, every)
         run = follow.catch_up if once else follow.run
-        report.end(run(tick=report.tick))
+        status = run(tick=report.tick)
+        if once:
+            _check_topics(session, source, topics, status)
+        report.end(status)
+
+
+def _check_topics(
+    session: Session, source: str, patterns: tuple[str, ...], status: FollowStatus
+) -> None:
+    """Refuse patterns of which none fits a topic, and note one that does not."""
+    names = {each.topic for each in status.partitions}
+    missed = [each for each in patterns if not fnmatch.filter(names, each)]
+    if missed:
+        words = f"{source} has no topic that fits --topics {' '.join(missed)}"
+        if not names:
+            raise exits.CommandError(exits.NOT_FOUND, words)
+        session.output.note(words)
 
 
 def _source(text: str) -> str | Source:

@@ -8,12 +8,13 @@ settings of the listener; KafkaConfig refuses those that it does not know.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import click
 
-from logstore.config import PartitionConfig, dotted
+from logstore.config import ConfigError, PartitionConfig, dotted
 from logstore.replication.config import NodeConfig
 
 if TYPE_CHECKING:
@@ -117,9 +118,27 @@ class ServerProperties:
         member = _membership(given)
         unused = tuple(sorted(name for name in given if name.startswith(IGNORED)))
         listener = {name: value for name, value in given.items() if name not in unused}
+        _check_names(listener)
         known = {dotted(each.name) for each in dataclasses.fields(PartitionConfig)}
         assert topics.keys() <= known, topics
         return cls(listener, topics, addresses, unused, member)
+
+
+def _check_names(listener: Iterable[str]) -> None:
+    """Refuse an unknown name that is like a known one of any kind.  KafkaConfig refuses others."""
+    from logstore.kafka.config import KafkaConfig  # slow to import
+
+    served = {dotted(each.name) for each in dataclasses.fields(KafkaConfig)}
+    by_topic_name = {name: broker_name for broker_name, name, _ in OF_TOPICS}
+    of_topics = [broker_name for broker_name, _, _ in OF_TOPICS]
+    for name in listener:
+        if name in served or name.replace("_", ".") in served:
+            continue
+        near = [by_topic_name[name]] if name in by_topic_name else difflib.get_close_matches(
+            name, [*served, *of_topics, "listeners", "zookeeper.connect", "node.id"], n=1
+        )  # fmt: skip
+        if near:
+            raise ConfigError(f"unknown setting {name!r}; did you mean {near[0]!r}?")
 
 
 def _membership(given: dict[str, str]) -> Membership | None:

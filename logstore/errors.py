@@ -54,6 +54,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from logstore.checking.problem import Problem
 
+COMMAND_MAX = 200  # characters of another process's command line in a text
+
 
 class LogStoreError(Exception):
     """The base class of logstore's exceptions.  They can be copied and pickled."""
@@ -410,12 +412,18 @@ class NodeIdInUseError(LogStoreError, RuntimeError):
 
 
 class ClusterMismatchError(LogStoreError, ValueError):
-    """The directory belongs to the cluster ``.expected``, the metadata tree to ``.found``."""
+    """The directory belongs to the cluster ``.expected``, the metadata tree to ``.found``.
 
-    def __init__(self, expected: str, found: str, *, where: str) -> None:
+    `node` is the number of the directory's node, if only that differs.
+    """
+
+    def __init__(self, expected: str, found: str, *, where: str, node: int | None = None) -> None:
+        remedy = "correct zookeeper.connect"
+        if node is not None:
+            remedy = f"start it as node {node} (--node {node}, node.id={node})"
         super().__init__(
             f"{where} belongs to cluster {expected}, but the metadata tree to cluster {found}: "
-            f"correct zookeeper.connect, or start with another directory"
+            f"{remedy}, or start with another directory"
         )
         self.expected = expected
         self.found = found
@@ -449,6 +457,16 @@ class ReplicaOfflineError(LogStoreError, OSError):
         self.reason = reason
 
 
+def _shortened(command: str) -> str:
+    """Return the words of a command line that fit, without a part of a word."""
+    first, *rest = command.split() or [""]
+    for word in rest:
+        if len(first) + 1 + len(word) > COMMAND_MAX:
+            return f"{first} ..."
+        first += f" {word}"
+    return first
+
+
 class LockedError(LogStoreError, OSError):
     """Another handle has the lock: ``.path`` is the lock file, ``.pid`` its holder if known.
 
@@ -463,7 +481,7 @@ class LockedError(LogStoreError, OSError):
             what = "already open for writing in this process: use that handle, or close it first"
         else:
             who = f"process {pid}" if pid else "another process or a running Kafka broker"
-            detail = f" ({' '.join(holder.split())[:100]})" if holder else ""
+            detail = f" ({_shortened(holder)})" if holder else ""
             what = f"locked by {who}{detail}: close it there, or open here with readonly=True"
         super().__init__(errno.EAGAIN, what, os.fspath(path))
         self.path = os.fspath(path)

@@ -183,3 +183,15 @@ def test_an_indeterminate_append_has_the_epoch_of_its_leader() -> None:
         alone = ERRORS[name]()
         assert isinstance(alone, logstore.IndeterminateAppendError)
         assert alone.leader_epoch == -1
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("python -m logstore serve", "(python -m logstore serve)"),
+        ("x" * 300 + " serve", f"({'x' * 300} ...)"),
+        ("python " + "word " * 60, f"(python{' word' * 38} ...)"),
+    ],
+)
+def test_the_command_line_of_a_lock_holder_is_cut_between_words(command: str, shown: str) -> None:
+    assert shown in str(logstore.LockedError("a/.lock", pid=1, holder=command))

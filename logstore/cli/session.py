@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from logstore.cli.output import FORMATS, Output
+from logstore.errors import LockedError
 
 if TYPE_CHECKING:
     from logstore import Partition, Store, Topic
@@ -88,6 +90,14 @@ class Session:
         path = self.path
         try:
             store: Store = how(path)
+        except LockedError as error:
+            from logstore.cli.served import find_listener
+
+            found = find_listener(Path(path)) or {}
+            for address in found.get("listeners", {}).values():
+                error.add_note(f"it is served: Kafka's tools and clients change its topics, groups "
+                               f"and records at {address}")  # fmt: skip
+            raise
         except FileNotFoundError as error:
             # The directory is there, so that a file inside of it is missing.
             if os.path.lexists(path):

@@ -194,5 +194,5 @@ def _holder(file: _native.File) -> tuple[int | None, str]:
         pid = int(words[0])
     command = ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
-        command = line.read(200).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        command = line.read(4096).replace(b"\0", b" ").decode("utf-8", "replace").strip()
     return pid, command

@@ -135,6 +135,13 @@ def test_a_server_with_everything(command: Command, serve: Serve) -> None:
             codes.append(answer["responses"][0]["partition_responses"][0]["error_code"])
         assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0, 0]
 
+        # a verb that needs the lock
+        busy = command("topic", "rm", "bills", "--yes", code=3).err
+        assert f"locked by process {served.process.pid}" in busy
+        (listener,) = served.ready["listeners"].values()
+        assert "it is served: Kafka's tools and clients change its topics, groups" in busy
+        assert f"at {listener}" in busy
+
         # metrics, health
         status, text = get(served.ready["metrics"], "/metrics")
         assert status == 200
@@ -293,10 +300,20 @@ def test_exit_codes(command: Command) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert address in command("serve", "--listen", address, code=3).err
         ending = ["--listen", "127.0.0.1:0", "--metrics", address]
-        assert f"cannot listen on {address}" in command("serve", *ending, code=3).err
+        assert (
+            f"cannot listen on {address} for the metrics" in command("serve", *ending, code=3).err
+        )
     wrong = command("serve", "-c", "num.partition=3", code=1)
     assert "did you mean 'num.partitions'?" in wrong.err
     assert "log.retention.hours" not in wrong.err
+    for name, near in (
+        ("log.retention.hour", "log.retention.hours"),
+        ("retention.ms", "log.retention.ms"),
+        ("max.message.bytes", "message.max.bytes"),
+        ("zookeper.connect", "zookeeper.connect"),
+    ):
+        err = command("serve", "-c", f"{name}=1", code=1).err
+        assert f"unknown setting {name!r}; did you mean {near!r}?" in err
     assert "retention.ms" in command("serve", "-c", "log.retention.hours=x", code=1).err
     assert "NAME=VALUE" in command("serve", "-c", "x", code=1).err
     assert "fail:API" in command("serve", "--listen", "127.0.0.1:0", "--fault", "x", code=1).err

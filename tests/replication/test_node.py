@@ -82,7 +82,7 @@ def test_a_directory_of_another_node_is_refused(tmp_path):
     (tmp_path / "data" / "node-2").rename(tmp_path / "data" / "node-3")
     with (
         running(tmp_path / "data", nodes=1) as cluster,
-        pytest.raises(ClusterMismatchError, match="node 2"),
+        pytest.raises(ClusterMismatchError, match=r"start it as node 2 \(--node 2, node.id=2\)"),
     ):
         cluster.start(3)
 

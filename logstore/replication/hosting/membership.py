@@ -136,9 +136,10 @@ class Membership:
         found = self.image.cluster_id
         if mine.cluster_id != found or mine.node_id != me:
             if len(store):  # it belongs to another cluster, or to another node of this one
+                node = mine.node_id if found in ("", mine.cluster_id) else None
                 raise ClusterMismatchError(f"{mine.cluster_id}, node {mine.node_id}",
                                            f"{found or 'without a name'}, node {me}",
-                                           where=str(store.path))  # fmt: skip
+                                           where=str(store.path), node=node)  # fmt: skip
         elif member == (found, me):
             return
         set_member(store, ClusterMember(found, me))

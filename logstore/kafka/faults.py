@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from logstore.config import ConfigError
+from logstore.errors import RebalanceError
 from logstore.kafka.apis import APIS
 from logstore.kafka.protocol.errors import ErrorCode
 
@@ -106,9 +107,12 @@ class Faults:
         return self._in_loop(act)
 
     def rebalance(self, group: str) -> None:
-        """Have all members of a group join again."""
+        """Have all members of a group join again.  Raises RebalanceError for an unknown group."""
         if self.broker is not None:
-            self.broker.groups().rebalance(group, "a rebalance was asked for")
+            groups = self.broker.groups()
+            if not groups.knows(group):
+                raise RebalanceError("it does not exist", group=group, code="GROUP_ID_NOT_FOUND")
+            groups.rebalance(group, "a rebalance was asked for")
 
     def add(self, spec: str) -> None:
         """Add a rule that is written ``KIND:API[,NAME=VALUE]...``, as on a command line.
@@ -125,7 +129,10 @@ class Faults:
         if kind not in methods or not api:
             raise ConfigError(f"a fault is fail:API, delay:API or drop:API, not {spec!r}")
         try:
-            methods[kind](api, **dict(map(_option, options)))
+            arguments = dict(map(_option, options))
+            if kind == "delay" and "seconds" not in arguments:
+                raise ConfigError(f"{spec!r}: seconds is missing, such as {spec},seconds=0.5")
+            methods[kind](api, **arguments)
         except TypeError:
             names = "times, topic and " + {"fail": "error", "delay": "seconds"}.get(kind, "after")
             raise ConfigError(f"{spec!r}: {kind} has {names}") from None

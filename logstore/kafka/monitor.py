@@ -37,7 +37,7 @@ class Monitor(ThreadingHTTPServer):
         try:
             super().__init__((host or "127.0.0.1", port), _Handler)
         except OSError as error:
-            text = f"cannot listen on {address}: {error.strerror}"
+            text = f"cannot listen on {address} for the metrics: {error.strerror}"
             raise OSError(error.errno, text) from error
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="logstore kafka monitor",

@@ -11,6 +11,7 @@ import pytest
 
 from logstore import KafkaServer, Store
 from logstore.config import ConfigError
+from logstore.errors import RebalanceError
 from logstore.kafka import broker
 from logstore.kafka.apis import APIS, Api
 from logstore.kafka.protocol.codec import decoder, default_of, encoder
@@ -234,7 +235,7 @@ def test_a_rule_as_text(
         ("fail:Produse", "no API 'Produse'"),
         ("fail:Produce,error=NOPE", "no error 'NOPE'"),
         ("fail:Produce,seconds=1", "fail has times, topic and error"),
-        ("delay:Fetch", "delay has times, topic and seconds"),
+        ("delay:Fetch", "seconds is missing, such as delay:Fetch,seconds=0.5"),
         ("delay:Fetch,seconds=x", "cannot have 'seconds=x'"),
         ("drop:Fetch,after=maybe", "cannot have 'after=maybe'"),
         ("drop:Fetch,times=0", "times"),
@@ -298,6 +299,8 @@ def test_rebalance(server: KafkaServer, peer: Peer) -> None:
     assignment = {"member_id": joined["member_id"], "assignment": b"a"}
     assert peer.ask(14, 3, member | {"assignments": [assignment]})["error_code"] == 0
     assert peer.ask(HEARTBEAT, 3, member)["error_code"] == 0
+    with pytest.raises(RebalanceError, match="group 'nogroup': it does not exist"):
+        server.faults.rebalance("nogroup")
     server.faults.rebalance("g")
     assert peer.ask(HEARTBEAT, 3, member)["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS
     again = peer.ask(JOIN_GROUP, 3, asked | {"member_id": joined["member_id"]})

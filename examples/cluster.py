@@ -3,7 +3,7 @@
     python examples/cluster.py directory host:port          (a ZooKeeper)
 
 Needs `pip install "logstore-engine[cli,zookeeper]" confluent-kafka`.  Without a ZooKeeper the same
-works in one process: `logstore.Cluster`, see examples/demo.py.
+works in one process: `logstore.Cluster`, see examples/three_nodes.py.
 """
 
 from __future__ import annotations

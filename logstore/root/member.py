@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 from logstore.files.directory import Directory
@@ -31,9 +30,15 @@ class ClusterMember(NamedTuple):
         The ids of a damaged file are not known: it still says that there is a cluster.
         """
         try:
-            content = (Path(root) / MEMBER_NAME).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+            directory = Directory(root)
+        except FileNotFoundError:
             return None
+        try:
+            content = directory.read(MEMBER_NAME)
+        except FileNotFoundError:
+            return None
+        finally:
+            directory.close()
         try:
             fields = json.loads(without_checksum(content))
             return cls(str(fields["cluster"]), int(fields["node"]))

@@ -72,6 +72,10 @@ class _Channel:
             return None
         made.timeout = self._timeout
         self._peer = made
+        # `close` sets `_closed` before it looks at `_peer`, so one of both sees the other.
+        if self._closed:
+            made.close()  # type: ignore[unreachable]
+            return None
         return made
 
     def _run(self) -> None:

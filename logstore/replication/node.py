@@ -97,6 +97,8 @@ class Node(Closeable):
         )
         self._waiting: list[tuple[Callable[[], bool], Callable[[bool], object], float]] = []
         self._listeners: list[Callable[[Key, str], object]] = []
+        self._in_doubt: list[Callable[[], object]] = []
+        self._cut_since: int | None = None  # by `now`: the metadata service is out of reach
         self._started = threading.Event()
         self._error: BaseException | None = None
         # Nodes whose registration is gone, and since when, by the monotonic clock in seconds.
@@ -192,6 +194,15 @@ class Node(Closeable):
         It is called without a lock, from any thread, and must not wait.
         """
         self._listeners.append(listener)
+
+    def when_in_doubt(self, call: Callable[[], object]) -> None:
+        """Make a call again and again while other nodes have probably elected other leaders.
+
+        That is: the metadata service is out of reach for longer than the session lasts, and no
+        follower fetches from here.  The node cannot know it, and commits nothing; but clients that
+        ask it alone would never hear of the new leaders.
+        """
+        self._in_doubt.append(call)
 
     def replica(self, key: Key) -> HostedReplica | None:
         """Return the replica of a partition on this node."""
@@ -439,6 +450,22 @@ class Node(Closeable):
         self.after(max(10, self.config.replica_lag_time_max_ms // 2), self._tick)
         for replica in self.partitions.all():
             replica.tick()
+        if self._is_in_doubt():
+            log.warning("node %d: cut off, others may lead: its clients have to ask them", self.id)
+            for call in self._in_doubt:
+                call()
+
+    def _is_in_doubt(self) -> bool:
+        session, now = self.membership.session, self.now()
+        if session is None or session.state != "suspended":
+            self._cut_since = None
+            return False
+        if self._cut_since is None:
+            self._cut_since = now
+        if now - self._cut_since < self.config.zookeeper_session_timeout_ms:
+            return False
+        leaders = (each.machine.leader for each in self.partitions.all())
+        return any(leader is not None and leader.is_deserted(now) for leader in leaders)
 
     def _checkpoint(self) -> None:
         self.after(self.config.replica_high_watermark_checkpoint_interval_ms, self._checkpoint)

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from logstore.kafka.clustering.served_node import ServedNode
 from logstore.kafka.protocol.errors import ErrorCode
 from logstore.opening import open_member
-from logstore.replication.embedded import EmbeddedTree
+from logstore.replication.embedded import EmbeddedMetadata, EmbeddedTree
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
 from tests.kit import wait_until
 
@@ -442,3 +442,35 @@ def test_a_throttle_that_is_not_valid_is_refused_with_its_form(nodes: Nodes) -> 
         code, text = altered(peer, TOPIC, "t", (REPLICAS, SET, "1"))
         assert (code, "such as 0:1,0:2, not '1'" in text) == (invalid, True)
         assert described(peer, BROKER, "1") == described(peer, TOPIC, "t") == {}
+
+
+def test_a_leader_that_is_cut_off_has_its_clients_ask_others(nodes: Nodes) -> None:
+    """A client that knows the leaders from this node alone would keep producing to it for ever."""
+    nodes.create("t")
+    leader = nodes.leader("t")
+    node = nodes.up[leader].node
+    node.config = node.config.with_settings({"zookeeper.session.timeout.ms": 500})
+    session = node.membership.session
+    assert isinstance(session, EmbeddedMetadata)
+    with nodes.peer(leader) as peer:
+        peer.ask(METADATA, 12, {"topics": [{"name": "t", "topic_id": bytes(16)}]})
+        session.commit = lambda ops, done: None  # type: ignore[method-assign]  # nothing arrives
+        session.state = "suspended"
+        wait_until(lambda: node._cut_since is not None)
+        assert not node._is_in_doubt(), "its followers fetch: it leads"
+        for other in NODES:
+            if other != leader:
+                nodes.kill(other)
+
+        def is_closed() -> bool:
+            try:
+                peer.ask(METADATA, 12, {"topics": [{"name": "t", "topic_id": bytes(16)}]})
+            except (ConnectionError, EOFError):
+                return True
+            return False
+
+        wait_until(is_closed, "that the connection is closed")
+    session.state = "connected"
+    wait_until(lambda: node._cut_since is None)
+    with nodes.peer(leader) as peer:
+        peer.ask(METADATA, 12, {"topics": [{"name": "t", "topic_id": bytes(16)}]})

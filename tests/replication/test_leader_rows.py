@@ -155,6 +155,18 @@ def test_l8_a_follower_at_the_end_is_never_late() -> None:
     assert leading.machine.tick(1_000_000) == []
 
 
+def test_a_leader_is_deserted_if_no_member_in_sync_has_fetched_lately() -> None:
+    leading = Leading()
+    lag = leading.machine.lag_ms
+    assert leading.machine.is_deserted(0)  # nobody has fetched in this epoch
+    leading.fetch(2, 10, now=100)
+    assert not leading.machine.is_deserted(100 + lag)
+    assert leading.machine.is_deserted(101 + lag)
+    leading.fetch(3, 10, now=200)
+    assert not leading.machine.is_deserted(101 + lag)
+    assert not Leading(isr=(1,), min_isr=1).machine.is_deserted(1_000_000)  # nobody else is in sync
+
+
 def test_l9_an_applied_write_counts_only_when_its_state_is_seen() -> None:
     leading = Leading()
     leading.machine.appended("a", 11, -1, now=0)

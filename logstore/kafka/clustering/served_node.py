@@ -67,6 +67,8 @@ class ServedNode(Closeable):
             maintain=maintain,
             node=self.node,
         )
+        # A client without a connection asks the nodes that it knows for the leaders.
+        self.node.when_in_doubt(self.server.abort)
 
     def _address(self, node: int) -> tuple[str, int] | None:
         found = self._addresses.get(node)

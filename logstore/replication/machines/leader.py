@@ -409,6 +409,13 @@ class LeaderReplica:
         progress = self._progress.get(node)
         return progress is not None and self._counts(progress, now)
 
+    def is_deserted(self, now: int) -> bool:
+        """Return whether others are in sync, and none of them has fetched for `lag_ms`."""
+        others = [self._progress.get(node) for node in self.view.isr if node != self.me]
+        return bool(others) and not any(
+            each is not None and now - each.fetched_ms <= self.lag_ms for each in others
+        )
+
     def _advance(self, now: int, actions: list[Action]) -> None:
         if len(self.view.isr) < self.view.min_isr:
             return

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from .kafka import KafkaUnavailableError, _fetched, _free_ports, cache_directory
 
@@ -180,13 +182,24 @@ class ZooKeeperBroker:
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return self
+                if self._knows_itself():
+                    return self
+                raise ConnectionError("it is not registered yet")
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     self.__exit__()
                     text = self._output.read_text(errors="replace")
                     raise RuntimeError(f"the broker does not serve\n{text[-4000:]}") from None
             time.sleep(0.1)
+
+    def _knows_itself(self) -> bool:
+        """Whether its metadata names it as broker and controller: clients ask once, and wait."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        try:
+            found = admin.list_topics(timeout=5)
+        except KafkaException:
+            return False
+        return found.controller_id == 1 and 1 in found.brokers
 
     def __exit__(self, *error: object) -> None:
         if self._process is not None:

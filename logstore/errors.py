@@ -34,6 +34,7 @@
       NotEnoughReplicasError      RuntimeError   fewer replicas in sync than min.insync.replicas
       NodeIdInUseError            RuntimeError   another node has this node id
       ClusterMismatchError        ValueError     a directory and a tree of different clusters
+      ClusterMemberError          ValueError     the directory of a node, used without its cluster
       MetadataUnavailableError    TimeoutError   the metadata service does not answer
       ReplicaOfflineError         OSError        this node cannot use its copy of a partition
       LockedError                 OSError        another process or handle has the lock

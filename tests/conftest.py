@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -30,6 +29,7 @@ import pytest
 import logstore
 from logstore import Partition, Store
 from logstore.clock import ManualClock
+from tests.kit import node_threads
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
@@ -203,12 +203,6 @@ def no_file_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
         gc.collect()  # an iterator that was dropped half-way may still hold its file
     left = new_files(before)
     assert not left, f"left open: {left}"
-
-
-def node_threads() -> set[threading.Thread]:
-    """The threads of nodes and of their metadata trees."""
-    names = ("logstore node", "logstore cluster", "logstore-metadata")
-    return {each for each in threading.enumerate() if each.name.startswith(names)}
 
 
 @pytest.fixture(autouse=True)

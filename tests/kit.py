@@ -130,3 +130,9 @@ def wait_until_freed(*references: weakref.ref[Any]) -> None:
         return all(reference() is None for reference in references)
 
     wait_until(freed, "that the objects are freed")
+
+
+def node_threads() -> set[threading.Thread]:
+    """The threads of nodes and of their metadata trees."""
+    names = ("logstore node", "logstore cluster", "logstore-metadata")
+    return {each for each in threading.enumerate() if each.name.startswith(names)}

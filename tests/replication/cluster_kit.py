@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from logstore.replication.cluster import Cluster
+from tests.kit import node_threads
 
 # Short times, so that a test does not wait for a lag or a long poll.
 SETTINGS = {
@@ -32,15 +32,10 @@ def running(path: Path, nodes: int = 3, **options: Any) -> Iterator[Cluster]:
     """A cluster of the test; at its end no thread of it is left."""
     options.setdefault("durability", "os")
     options.setdefault("config", SETTINGS)
+    before = node_threads()
     with Cluster(path, nodes=nodes, **options) as cluster:
         yield cluster
-    left = [each.name for each in threading.enumerate() if is_of_a_node(each.name)]
-    assert not left
-
-
-def is_of_a_node(name: str) -> bool:
-    """Whether a thread belongs to a node, a cluster or a metadata tree."""
-    return name.startswith(("logstore node", "logstore cluster", "logstore metadata"))
+    assert node_threads() <= before
 
 
 def in_sync(cluster: Cluster, topic: str, number: int = 0, *, count: int = 3) -> None:

@@ -19,11 +19,11 @@ from logstore.errors import (
 )
 from logstore.replication.cluster import Cluster
 from logstore.replication.hosting.local_peers import LocalNetwork
+from tests.kit import node_threads
 from tests.replication.cluster_kit import (
     assert_same_logs,
     eventually,
     in_sync,
-    is_of_a_node,
     raw_log,
     running,
     values,
@@ -540,7 +540,7 @@ def test_close_twice_and_every_call_after_it_is_refused(tmp_path):
     cluster.close()
     with pytest.raises(ClosedError):
         topic.append(b"x", timeout=0.05)
-    assert not [each.name for each in threading.enumerate() if is_of_a_node(each.name)]
+    assert not node_threads()
 
 
 def test_status_prints_a_table(cluster):

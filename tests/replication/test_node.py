@@ -18,7 +18,8 @@ from logstore.replication.machines.image import Registration, broker_path
 from logstore.replication.metadata import Create
 from logstore.replication.node import Node
 from logstore.store.store import set_member
-from tests.replication.cluster_kit import SETTINGS, eventually, is_of_a_node, running, values
+from tests.kit import node_threads
+from tests.replication.cluster_kit import SETTINGS, eventually, running, values
 
 
 def node_of(path: Path, tree: EmbeddedTree, node_id: int = 1, **settings: int) -> Node:
@@ -111,7 +112,7 @@ def test_an_id_that_another_process_has_is_refused_after_two_time_outs(tmp_path)
             node.start()
         assert (caught.value.node, caught.value.host) == (1, "elsewhere:9092")
         other.close()
-    assert not [each.name for each in threading.enumerate() if is_of_a_node(each.name)]
+    assert not node_threads()
 
 
 def test_a_partition_that_is_not_assigned_is_set_aside_and_kept(tmp_path):
@@ -148,7 +149,7 @@ def test_close_during_appends_answers_all_of_them_and_leaves_no_thread(tmp_path)
         thread.join(20)
         assert not thread.is_alive()
     assert len(ended) == 3
-    assert not [each.name for each in threading.enumerate() if is_of_a_node(each.name)]
+    assert not node_threads()
     with running(tmp_path / "data") as again:
         assert len(values(again, "orders")) > 20
 

@@ -39,8 +39,20 @@ def response(key: int, version: int, frame: bytes) -> tuple[int, dict[str, Any]]
 class Peer:
     """A connection.  One request at a time, unless `send` and `receive` are called apart."""
 
-    def __init__(self, address: tuple[str, int], *, timeout: float = 20.0) -> None:
-        self.socket = socket.create_connection(address, timeout=timeout)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        timeout: float = 20.0,
+        through: socket.socket | None = None,
+    ) -> None:
+        """`through`: a socket that exists, for a process that may open no other."""
+        if through is None:
+            self.socket = socket.create_connection(address, timeout=timeout)
+        else:
+            through.settimeout(timeout)
+            through.connect(address)
+            self.socket = through
         self.correlation_id = 0
 
     def __enter__(self) -> Self:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MEANINGS", "ApiCounts", "TopicCounts", "metrics", "metrics_text"]
 
 PREFIX = "logstore_kafka_"  # of the names in the text for Prometheus
+REPLICATION = "replication_"  # of the names of a node's replication, after that
 CLIENTS_MAX = 50  # names of software; the others are one number
 TOPICS_MAX = 200  # names of topics; the others are one number
 OTHER = "other"
@@ -208,6 +209,9 @@ def metrics(broker: Broker) -> dict[str, float]:
     others = sum(clients.values()) - sum(n for _, n in clients.most_common(CLIENTS_MAX))
     if others:
         found[_name("clients", software=OTHER)] = others
+    if broker.node is not None:
+        rows = broker.node.metrics().items()
+        found |= {f"{REPLICATION}{name}": value for name, value in rows}
     return found | _of_coordinators(broker)
 
 
@@ -275,5 +279,13 @@ def _lines(found: Mapping[str, float]) -> Iterator[str]:
     for family, lines in families.items():
         histogram = "{" in lines[0] and "_bucket" in lines[0].partition("{")[0]
         kind = "histogram" if histogram else "counter" if family.endswith("_total") else "gauge"
-        yield f"# HELP {PREFIX}{family} {MEANINGS[family]}\n# TYPE {PREFIX}{family} {kind}\n"
+        yield f"# HELP {PREFIX}{family} {_meaning(family)}\n# TYPE {PREFIX}{family} {kind}\n"
         yield from lines
+
+
+def _meaning(family: str) -> str:
+    if family in MEANINGS:
+        return MEANINGS[family]
+    from logstore.replication.hosting.metrics import MEANINGS as OF_REPLICATION
+
+    return OF_REPLICATION[family.removeprefix(REPLICATION)]

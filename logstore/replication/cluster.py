@@ -36,9 +36,10 @@ from logstore.replication.cluster_topic import Acks, ClusterPartition, ClusterTo
 from logstore.replication.config import NodeConfig
 from logstore.replication.embedded import EmbeddedTree
 from logstore.replication.hosting.admin import Admin
-from logstore.replication.hosting.hosted import HostedReplica, Produced
+from logstore.replication.hosting.hosted import HostedReplica
 from logstore.replication.hosting.later import run_later
 from logstore.replication.hosting.local_peers import LocalNetwork
+from logstore.replication.hosting.produced import Produced
 from logstore.replication.machines.image import ClusterImage, Key
 from logstore.replication.node import Node
 from logstore.replication.status import ClusterStatus, status_of
@@ -296,6 +297,10 @@ class Cluster(Mapping[str, ClusterTopic], Closeable):
         self.admin(lambda admin, done: admin.alter_config(name, config, done))
 
     # ---- leaders and replicas ----
+
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """Return the metrics of replication of each node that runs, by name."""
+        return {number: node.metrics() for number, node in sorted(self.nodes.items())}
 
     def partition(self, topic: str, number: int) -> ClusterPartition:
         """Return a partition: its leader, its replicas, and its records at the leader."""

@@ -22,16 +22,18 @@ from logstore.closeable import Closeable
 from logstore.errors import ClosedError
 from logstore.replication.config import NodeConfig
 from logstore.replication.hosting.fetching import Fetcher, FetchService
-from logstore.replication.hosting.hosted import HostedReplica, Produced
+from logstore.replication.hosting.hosted import HostedReplica
 from logstore.replication.hosting.later import run_later
 from logstore.replication.hosting.local import LocalPartitions
 from logstore.replication.hosting.membership import Membership, wall_ms
+from logstore.replication.hosting.metrics import Counts, metrics_of
+from logstore.replication.hosting.produced import Produced
 from logstore.replication.hosting.throttling import Throttling
-from logstore.replication.machines.controller import Controller
+from logstore.replication.machines.controller import Controller, Decided
 from logstore.replication.machines.image import ClusterImage, Key, Registration, touches_node
 from logstore.replication.machines.leader_and_isr import LeaderAndIsr
 from logstore.replication.machines.throttle import FOLLOWER, LEADER
-from logstore.replication.metadata import Commit, Metadata, Op, Outcome, Unknown
+from logstore.replication.metadata import Commit, Committed, Metadata, Op, Outcome, Unknown
 from logstore.replication.peers import (
     Fetches,
     FetchRequest,
@@ -75,6 +77,7 @@ class Node(Closeable):
         self.store = store
         self.config = config or NodeConfig()
         self.peers = peers
+        self.counts = Counts()
         self.image = ClusterImage()
         self.lock = threading.RLock()  # guards the image against its readers
         imbalance = self.config.leader_imbalance_per_broker_percentage / 100
@@ -132,7 +135,11 @@ class Node(Closeable):
         The image has the change then.
         """
 
+        began = time.monotonic()
+
         def answered(outcome: Outcome) -> None:
+            self.counts.add("metadata_writes_total")
+            self.counts.add("metadata_write_seconds_total", time.monotonic() - began)
             for op in ops:
                 self._refresh(op.path)
             done(outcome)
@@ -290,6 +297,7 @@ class Node(Closeable):
             self.membership.registration = self.membership.registration._replace(
                 lossy=self.partitions.lossy
             )
+            self.counts.add("lossy_restarts_total", self.partitions.lossy)
             self._thread.start()
             self._tick()
             self._checkpoint()
@@ -335,6 +343,7 @@ class Node(Closeable):
 
     def end_life(self) -> None:
         """This node is not registered any more: it leads and follows nothing."""
+        self.counts.add("session_expires_total")
         self.controller.resign()
         for replica in self.partitions.all():
             replica.session_lost()
@@ -429,7 +438,15 @@ class Node(Closeable):
 
     def _decide(self, controller: Controller, commit: Commit) -> None:
         log.info("controller %d: %s", self.id, commit.tag)
-        self.commit(commit.ops, lambda outcome: controller.decided(commit.tag, outcome, self.image))
+        key = commit.tag.subject if isinstance(commit.tag, Decided) else ""
+        before = None if isinstance(key, str) else self.image.states.get(key)
+
+        def decided(outcome: Outcome) -> None:
+            if isinstance(outcome, Committed) and not isinstance(key, str):
+                self.counts.add_election(before, self.image.states.get(key))
+            controller.decided(commit.tag, outcome, self.image)
+
+        self.commit(commit.ops, decided)
 
     def _end_waits(self) -> None:
         now = time.monotonic()
@@ -554,6 +571,10 @@ class Node(Closeable):
         waiting, self._waiting = self._waiting, []
         for _, done, _ in waiting:
             done(False)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of this node's replication, by name."""
+        return metrics_of(self)
 
     def status(self) -> dict[str, Any]:
         """Return what this node has: broker epoch, role and offsets of each replica."""

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from logstore.kafka.clustering.served_node import ServedNode
+from logstore.kafka.metrics import metrics_text
 from logstore.kafka.protocol.errors import ErrorCode
 from logstore.opening import open_member
 from logstore.replication.embedded import EmbeddedMetadata, EmbeddedTree
@@ -474,3 +475,13 @@ def test_a_leader_that_is_cut_off_has_its_clients_ask_others(nodes: Nodes) -> No
     wait_until(lambda: node._cut_since is None)
     with nodes.peer(leader) as peer:
         peer.ask(METADATA, 12, {"topics": [{"name": "t", "topic_id": bytes(16)}]})
+
+
+def test_the_page_for_prometheus_has_the_metrics_of_replication(nodes: Nodes) -> None:
+    nodes.create("t")
+    leader = nodes.up[nodes.leader("t")].server
+    text = metrics_text(leader.metrics())
+    name = "logstore_kafka_replication_leader_count"
+    assert f"# HELP {name} partitions that this node leads\n# TYPE {name} gauge\n" in text
+    assert "\nlogstore_kafka_replication_isr_shrinks_total " in text
+    assert leader.metrics()["replication_partition_count"] >= 1

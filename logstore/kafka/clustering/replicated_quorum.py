@@ -26,8 +26,8 @@ from logstore.format.encoder import BatchEncoder
 from logstore.kafka.clustering.peers import TcpPeers
 from logstore.kafka.protocol.errors import ErrorCode, KafkaError
 from logstore.record import Record
-from logstore.replication.hosting.hosted import Produced
 from logstore.replication.hosting.later import holding, run_later
+from logstore.replication.hosting.produced import Produced
 from logstore.replication.machines.image import PRODUCER_IDS, Key, as_json
 from logstore.replication.metadata import Committed, Create, Op, Outcome, Set
 from logstore.replication.node import Node

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from logstore.kafka.network.connection import Connection
     from logstore.kafka.network.outgoing import Pieces
     from logstore.replication.hosting.hosted import HostedReplica
-    from logstore.replication.hosting.hosted import Produced as Outcome
+    from logstore.replication.hosting.produced import Produced as Outcome
 
 __all__ = ["produce", "produce_now"]
 

@@ -26,6 +26,8 @@ from logstore.errors import (
 )
 from logstore.format.validation import AppendedBatches
 from logstore.replication.hosting.later import later, run_later
+from logstore.replication.hosting.metrics import Counts
+from logstore.replication.hosting.produced import Produced, Waiter
 from logstore.replication.hosting.replica_log import PartitionLog
 from logstore.replication.machines import actions as act
 from logstore.replication.machines.assignment import Assignment
@@ -34,13 +36,13 @@ from logstore.replication.machines.image import Key
 from logstore.replication.machines.leader import LeaderReplica
 from logstore.replication.machines.leader_and_isr import LeaderAndIsr
 from logstore.replication.machines.replica import Replica
-from logstore.replication.metadata import Commit, Op, Outcome
+from logstore.replication.metadata import Commit, Committed, Op, Outcome
 from logstore.replication.peers import FetchRow, LeaderOffsets
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Host", "HostedReplica", "Produced", "Served"]
+__all__ = ["Host", "HostedReplica", "Served"]
 
 log = logging.getLogger("logstore.replication")
 
@@ -57,43 +59,6 @@ KEPT_BYTES = 64 << 10  # of the last answer to a follower, for the other followe
 _tokens = itertools.count(1)  # of fetches: never used twice in this process
 
 
-class Produced(NamedTuple):
-    """The outcome of an append.
-
-    `code` is 0: acknowledged.  Else, if `offsets` is empty, the append was refused and nothing is
-    in the log; if it is not, the records are in the log and may be committed later, or cut.
-    """
-
-    code: int
-    offsets: range = range(0)
-    timestamp: int = -1
-    leader_epoch: int = -1
-    error: BaseException | None = None  # the reason, if the engine refused it
-    start: int = -1  # of the log
-
-
-class _Waiter:
-    """The token of an append: whom to answer, and with what."""
-
-    __slots__ = ("_appended", "_done", "_epoch", "_start", "code", "timer")
-
-    def __init__(
-        self, done: Callable[[Produced], object], appended: AppendedBatches, epoch: int, start: int
-    ) -> None:
-        self._done = done
-        self._appended = appended
-        self._epoch = epoch
-        self._start = start
-        self.timer: Callable[[], object] | None = None  # cancels the time-out
-        self.code = OK  # set before `answer`
-
-    def answer(self) -> None:
-        if self.timer is not None:
-            self.timer()
-        offsets, timestamp, _ = self._appended
-        self._done(Produced(self.code, offsets, timestamp, self._epoch, None, self._start))
-
-
 class Served(NamedTuple):
     """What a follower's fetch finds; `leader` is None if there is only an error to answer."""
 
@@ -105,6 +70,8 @@ class Served(NamedTuple):
 
 class Host(Protocol):
     """What a replica needs of its node.  `now` is of a monotonic clock, in milliseconds."""
+
+    counts: Counts
 
     @property
     def listens(self) -> bool:
@@ -183,8 +150,10 @@ class HostedReplica:
 
     def _answer(self, action: act.Answer) -> None:
         waiter, code = action
-        assert isinstance(waiter, _Waiter)
+        assert isinstance(waiter, Waiter)
         waiter.code = code
+        if code:
+            self._host.counts.add("indeterminate_appends_total")
         later(waiter.answer)
 
     def _sync(self, action: act.Sync) -> None:
@@ -215,6 +184,9 @@ class HostedReplica:
                 case act.Truncate(offset):
                     before = self.log.end_offset
                     end = self.log.truncate(offset)
+                    self._host.counts.add("truncated_records_total", before - end)
+                    cut = max(0, self.machine.high_watermark - end)
+                    self._host.counts.add("committed_records_cut_total", cut)
                     log.info("%s-%d: cut %d records from offset %d on, as its leader asked",
                              *self.key, before - end, end)  # fmt: skip
                     return () if follower is None else follower.truncated(end)
@@ -234,7 +206,9 @@ class HostedReplica:
         follower = self.machine.follower
         assert follower is not None
         try:
-            return follower.appended(self.log.copy(raw, expect_end))
+            end = self.log.copy(raw, expect_end)
+            self._host.counts.add("replication_bytes_in_total", len(raw))
+            return follower.appended(end)
         except DiskFullError as error:
             later(self._host.disk_is_full)
             return follower.append_failed(str(error), written=False)
@@ -260,10 +234,12 @@ class HostedReplica:
         with self.lock:
             if not self.closed:
                 machine = self.machine
-                before = machine.leader
+                before, old = machine.leader, machine.view
                 self._do(machine.seen(view, assignment, topic_version, self._host.now()))
                 if machine.leader is not before:
                     self._log_role(view)
+                elif before is not None and old is not None:
+                    self._host.counts.add_change(old.isr, view.isr)
         run_later()
 
     def _log_role(self, view: LeaderAndIsr) -> None:
@@ -287,6 +263,8 @@ class HostedReplica:
         """A change of the in-sync set has an outcome."""
         with self.lock:
             if self.machine.leader is not None:
+                if not isinstance(outcome, Committed):
+                    self._host.counts.add("failed_isr_updates_total")
                 self._do(self.machine.leader.altered(tag, outcome, self._host.now()))
         run_later()
 
@@ -434,7 +412,7 @@ class HostedReplica:
             refused = Produced(KAFKA_STORAGE_ERROR, range(0), -1, epoch, refusal)
             later(lambda: done(refused))
             return None
-        waiter = _Waiter(done, appended, epoch, leader.start)
+        waiter = Waiter(done, appended, epoch, leader.start)
         if timeout_ms is not None and acks:
             waiter.timer = self._host.after(timeout_ms, lambda: self.timed_out(waiter))
         self._do(leader.appended(waiter, appended.offsets.stop, acks, self._host.now()))
@@ -499,7 +477,7 @@ class HostedReplica:
         if last is not None and last[:4] == (served.leader, offset, served.end, max_bytes):
             raw = last[4]
             if self.machine.leader is served.leader:
-                return served.answer._replace(raw=raw)
+                return self._sent(served, raw)
         try:
             raw = self.log.read(offset, max_bytes)
         except (CorruptLogError, InvalidRecordError) as error:
@@ -517,6 +495,10 @@ class HostedReplica:
             return Fetched(NOT_LEADER_OR_FOLLOWER)
         if len(raw) <= KEPT_BYTES:
             self._last_read = served.leader, offset, served.end, max_bytes, raw
+        return self._sent(served, raw)
+
+    def _sent(self, served: Served, raw: bytes) -> Fetched:
+        self._host.counts.add("replication_bytes_out_total", len(raw))
         return served.answer._replace(raw=raw)
 
     def wait(self, leader: LeaderReplica, offset: int, wake: Callable[[], object]) -> bool:

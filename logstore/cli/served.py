@@ -19,11 +19,13 @@ from logstore.files.directory import Directory
 from logstore.files.lock import DirectoryLock, has_writer
 from logstore.kafka.metrics import PREFIX
 
-__all__ = ["find_listener", "forget_listener", "name_listener"]
+__all__ = ["cluster_of", "find_listener", "forget_listener", "name_listener"]
 
 NAME = "logstore.served"
 BYTES_MAX = 64 << 10
 ASK_SECONDS = 1.0
+METADATA, DESCRIBE_CLUSTER = 3, 60
+ROWS_MAX = 200  # partitions that `cluster_of` lists
 
 
 def name_listener(store: Path, about: dict[str, Any]) -> None:
@@ -84,4 +86,63 @@ def _asked(address: str) -> dict[str, float]:
         "connections": int(total("connections")),
         "requests": int(requests),
         "requests_per_second": round(requests / seconds, 1) if seconds else 0.0,
+    }
+
+
+def cluster_of(listener: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return nodes and troubled partitions as the node of a listener knows them.
+
+    None if the listener is not one of a cluster's node.  ``error`` if it does not answer.
+    """
+    if listener is None or "node" not in listener:
+        return None
+    from logstore.kafka.client import KafkaPeer, PeerGoneError
+    from logstore.kafka.network.acceptor import parse_address
+
+    _, host, port = parse_address(next(iter(listener["listeners"].values())))
+    body = {"topics": None, "allow_auto_topic_creation": False}
+    try:
+        with KafkaPeer(host, port, timeout=ASK_SECONDS) as peer:
+            answer = peer.request(METADATA, peer.version(METADATA, 4, 9), body)
+            # Metadata also lists nodes that were there a moment ago.
+            version = peer.version(DESCRIBE_CLUSTER, 0, 1)
+            brokers = peer.request(DESCRIBE_CLUSTER, version, {})["brokers"]
+    except (PeerGoneError, OSError) as error:
+        return {"error": str(error)}
+    return _as_cluster(answer, {each["broker_id"]: each for each in brokers})
+
+
+def _as_cluster(answer: dict[str, Any], alive: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    counts: dict[int, dict[str, int]] = {}
+    rows = []
+    troubled = {"under_replicated": 0, "offline": 0}
+    for topic in answer["topics"]:
+        for each in topic["partitions"]:
+            replicas, isr, leader = each["replica_nodes"], each["isr_nodes"], each["leader_id"]
+            for node in replicas:
+                count = counts.setdefault(node, {"leads": 0, "replicas": 0, "out_of_sync": 0})
+                count["replicas"] += 1
+                count["leads"] += node == leader
+                count["out_of_sync"] += node not in isr
+            if leader < 0 or len(isr) < len(replicas):
+                troubled["offline"] += leader < 0
+                troubled["under_replicated"] += len(isr) < len(replicas)
+                rows.append(
+                    {"topic": topic["name"], "partition": each["partition_index"],
+                     "leader": leader, "replicas": replicas, "isr": isr}
+                )  # fmt: skip
+    nodes = []
+    for number in sorted({*alive, *counts}):
+        found = alive.get(number, {})
+        nodes.append(
+            {"node": number, "alive": number in alive, "rack": found.get("rack"),
+             "address": f"{found['host']}:{found['port']}" if found else None,
+             **counts.get(number, {"leads": 0, "replicas": 0, "out_of_sync": 0})}
+        )  # fmt: skip
+    rows.sort(key=lambda row: (row["leader"] >= 0, row["topic"], row["partition"]))
+    return {
+        "controller": answer["controller_id"],
+        "nodes": nodes,
+        **troubled,
+        "partitions": rows[:ROWS_MAX],
     }

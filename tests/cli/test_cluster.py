@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,8 @@ import pytest
 
 import logstore
 from logstore.cli import observing
+from logstore.cli.served import cluster_of, name_listener
+from logstore.cli.verbs.ui import UiServer
 from logstore.kafka.clustering.served_node import ServedNode
 from logstore.kafka.protocol.errors import ErrorCode
 from logstore.opening import open_member
@@ -446,3 +452,59 @@ def test_the_store_of_a_stopped_node_is_written_only_after_it_has_left(
     assert "is no node" in command("cluster", "leave", "-s", store, "--yes", code=2).err
     command("-s", store, "topic", "create", "mine")
     assert command("-s", store, "read", "orders", "--count").out == b"3\n"
+
+
+# ---- the page ----
+
+
+def page_of(cluster: Cluster, number: int) -> dict[str, Any]:
+    """What the page of a node's directory has about its cluster."""
+    path = cluster.path / str(number)
+    host, port = cluster.up[number].server.address
+    about = {"pid": os.getpid(), "listeners": {"PLAINTEXT": f"{host}:{port}"}, "node": number}
+    name_listener(path, about)
+    with logstore.open(path, readonly=True) as store, UiServer(store) as page:
+        serving = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})
+        serving.start()
+        try:
+            with urllib.request.urlopen(f"{page.url}api/cluster", timeout=30) as answer:
+                return dict(json.load(answer)["cluster"])
+        finally:
+            page.shutdown()
+            serving.join()
+
+
+def test_the_page_shows_nodes_and_under_replicated_partitions(three: Cluster) -> None:
+    three("create", "t", "-p", 2, "-r", 3, "-c", "min.insync.replicas=2")
+    three("create", "alone", "-r", 1)
+    wait_until(lambda: len(three.up[1].node.image.states) == 3)
+    (victim,) = three.in_sync("alone")
+    seen_by = 1 if victim != 1 else 2
+    wait_until(lambda: len(three.up[seen_by].node.image.states) == 3)
+    found = page_of(three, seen_by)
+    assert {each["node"]: each["replicas"] for each in found["nodes"]} == {
+        number: 3 if number == victim else 2 for number in (1, 2, 3)
+    }
+    assert all(each["alive"] for each in found["nodes"])
+    assert found["controller"] in (1, 2, 3)
+    three.kill(victim)
+    image = three.up[seen_by].node.image
+    wait_until(lambda: all(victim not in state.isr for state in list(image.states.values())))
+    found = page_of(three, seen_by)
+    assert (found["under_replicated"], found["offline"]) == (3, 1)
+    (dead,) = (each for each in found["nodes"] if not each["alive"])
+    assert (dead["node"], dead["leads"], dead["out_of_sync"]) == (victim, 0, 3)
+    # Those without a leader first.
+    rows = [(each["topic"], each["leader"] >= 0) for each in found["partitions"]]
+    assert rows == [("alone", False), ("t", True), ("t", True)]
+
+
+def test_the_page_of_a_node_that_does_not_answer(three: Cluster) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        host, port = closed.getsockname()
+        found = cluster_of({"node": 1, "listeners": {"PLAINTEXT": f"{host}:{port}"}})
+    assert found is not None
+    assert str(port) in found["error"]
+    assert cluster_of({"listeners": {"PLAINTEXT": f"{host}:{port}"}}) is None
+    assert cluster_of(None) is None

@@ -20,7 +20,7 @@ from tests.kit import wait_until
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, FIND_COORDINATOR = 0, 1, 2, 3, 10
 CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID, CREATE_PARTITIONS = 19, 20, 22, 37
-ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS = 43, 45, 46
+ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_CLUSTER = 43, 45, 46, 60
 NODES = (1, 2, 3)
 
 
@@ -485,3 +485,16 @@ def test_the_page_for_prometheus_has_the_metrics_of_replication(nodes: Nodes) ->
     assert f"# HELP {name} partitions that this node leads\n# TYPE {name} gauge\n" in text
     assert "\nlogstore_kafka_replication_isr_shrinks_total " in text
     assert leader.metrics()["replication_partition_count"] >= 1
+
+
+def test_a_dead_node_is_fenced_for_who_describes_the_cluster(nodes: Nodes) -> None:
+    body = {"include_fenced_brokers": False}
+
+    def listed(**options: bool) -> dict[int, bool]:
+        rows = nodes.ask(DESCRIBE_CLUSTER, 2, body | options)["brokers"]
+        return {row["broker_id"]: row["is_fenced"] for row in rows}
+
+    assert listed() == {1: False, 2: False, 3: False}
+    nodes.kill(3)
+    wait_until(lambda: listed() == {1: False, 2: False})
+    assert listed(include_fenced_brokers=True) == {1: False, 2: False, 3: True}

@@ -36,7 +36,7 @@ import click
 import logstore
 from logstore.cli import exits
 from logstore.cli.bounds import Bound
-from logstore.cli.served import find_listener
+from logstore.cli.served import cluster_of, find_listener
 from logstore.cli.session import Integer, Session, pass_session, verb
 from logstore.cli.verbs.read import Selection
 from logstore.cli.verbs.topic import totals
@@ -326,8 +326,14 @@ def _one(store: Store, query: Query) -> dict[str, Any]:
     return _message(log[_number(query, "offset", 0, 1 << 62)], WHOLE_BYTES)
 
 
+def _cluster(store: Store, query: Query) -> dict[str, Any]:
+    """Return the nodes and the partitions that miss a replica; nothing for a store alone."""
+    return {"cluster": cluster_of(find_listener(store.path))}
+
+
 _ANSWERS: dict[str, Callable[[Store, Query], dict[str, Any]]] = {
     "api/store": _store,
+    "api/cluster": _cluster,
     "api/topic": _topic,
     "api/messages": _messages,
     "api/last": _last,

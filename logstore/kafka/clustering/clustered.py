@@ -80,8 +80,11 @@ class Clustered:
         with node.lock:
             gone = {key: each for key, (each, at) in node.departed.items() if at > since}
             found = {**gone, **node.image.nodes}
+            alive = set(node.image.nodes)
         rows = sorted(found.values())
-        return [NodeRow(each.id, each.host, each.port, each.rack) for each in rows]
+        return [
+            NodeRow(each.id, each.host, each.port, each.rack, each.id not in alive) for each in rows
+        ]
 
     def names(self) -> list[str]:
         with self._node.lock:

@@ -31,6 +31,7 @@ class NodeRow(NamedTuple):
     host: str
     port: int
     rack: str | None = None
+    fenced: bool = False  # not registered any more
 
 
 class Place(NamedTuple):

@@ -140,14 +140,17 @@ def describe_cluster(call: Call) -> dict[str, Any]:
             "error_message": f"no endpoint type {call.body['endpoint_type']}",
         }
     topology = call.broker.topology
+    fenced = call.version >= 2 and call.body["include_fenced_brokers"]
     return {
         "cluster_id": topology.cluster_id,
         "controller_id": topology.controller_id,
         "brokers": [
-            {"broker_id": node.node_id, "host": node.host, "port": node.port, "rack": node.rack}
+            {"broker_id": node.node_id, "host": node.host, "port": node.port, "rack": node.rack,
+             "is_fenced": node.fenced}
             for node in topology.nodes(call.connection)
+            if fenced or not node.fenced
         ],
-    }
+    }  # fmt: skip
 
 
 def find_coordinator(call: Call) -> dict[str, Any]:

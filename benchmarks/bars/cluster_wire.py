@@ -55,13 +55,13 @@ def why_not() -> str | None:
     return None
 
 
-def create(nodes: Any, name: str, factor: int) -> None:
+def create(nodes: Any, name: str, factor: int, partitions: int = 1) -> None:
     module: Any = importlib.import_module("confluent_kafka.admin")
     admin = module.AdminClient({"bootstrap.servers": nodes.bootstrap_servers})
     settings = {"min.insync.replicas": str(min(2, factor))}
-    topic = module.NewTopic(name, 1, factor, config=settings)
-    for made in admin.create_topics([topic], request_timeout=30).values():
-        made.result(60)
+    topic = module.NewTopic(name, partitions, factor, config=settings)
+    for made in admin.create_topics([topic], request_timeout=120).values():
+        made.result(180)
 
 
 def leader(nodes: Any, topic: str) -> int:

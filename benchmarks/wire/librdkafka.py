@@ -20,6 +20,7 @@ def produce(
     record_bytes: int,
     compression: str = "none",
     acks: str = "all",
+    settings: dict[str, Any] | None = None,
 ) -> float:
     """Return records a second, until the last one is acknowledged."""
     from confluent_kafka import Producer
@@ -34,6 +35,7 @@ def produce(
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": 1 << 20,
             "log_level": 0,
+            **(settings or {}),
         }
     )
     producer.list_topics(topic, timeout=30)

@@ -19,7 +19,13 @@ from tests.kafka.peer import Peer, batch, fetch_body, produce_body
 from tests.kit import wait_until
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, FIND_COORDINATOR = 0, 1, 2, 3, 10
-CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID, CREATE_PARTITIONS = 19, 20, 22, 37
+CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID, CREATE_PARTITIONS = (
+    19,
+    20,
+    21,
+    22,
+    37,
+)
 ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_CLUSTER = 43, 45, 46, 60
 NODES = (1, 2, 3)
 
@@ -498,3 +504,46 @@ def test_a_dead_node_is_fenced_for_who_describes_the_cluster(nodes: Nodes) -> No
     nodes.kill(3)
     wait_until(lambda: listed() == {1: False, 2: False})
     assert listed(include_fenced_brokers=True) == {1: False, 2: False, 3: True}
+
+
+def delete_body(topic: str, offset: int, timeout_ms: int = 20_000) -> dict[str, Any]:
+    row = {"partition_index": 0, "offset": offset}
+    return {"topics": [{"name": topic, "partitions": [row]}], "timeout_ms": timeout_ms}
+
+
+def test_delete_records_is_answered_when_all_live_replicas_have_done_it(nodes: Nodes) -> None:
+    nodes.create("t")
+    leader = nodes.leader("t")
+    with nodes.peer(leader) as peer:
+        answer = peer.ask(PRODUCE, 9, produce_body("t", batch(*(b"%d" % i for i in range(10)))))
+        assert answer["responses"][0]["partition_responses"][0]["error_code"] == 0
+        wait_until(lambda: nodes.up[leader].node.store["t"][0].high_watermark == 10)
+        (row,) = peer.ask(DELETE_RECORDS, 2, delete_body("t", 7))["topics"][0]["partitions"]
+        assert (row["error_code"], row["low_watermark"]) == (0, 7)
+        starts = {each.node.store["t"][0].start_offset for each in nodes.up.values()}
+        assert starts == {7}
+        # A replica that is dead is not waited for.
+        nodes.kill(next(number for number in NODES if number != leader))
+        wait_until(lambda: len(nodes.up[leader].node.image.nodes) == 2)
+        (row,) = peer.ask(DELETE_RECORDS, 2, delete_body("t", -1))["topics"][0]["partitions"]
+        assert (row["error_code"], row["low_watermark"]) == (0, 10)
+
+
+def test_delete_records_with_a_replica_that_is_late(nodes: Nodes) -> None:
+    nodes.create("t")
+    leader = nodes.leader("t")
+    with nodes.peer(leader) as peer:
+        peer.ask(PRODUCE, 9, produce_body("t", batch(*(b"%d" % i for i in range(10)))))
+        wait_until(lambda: nodes.up[leader].node.store["t"][0].high_watermark == 10)
+        late = next(number for number in NODES if number != leader)
+        replica = nodes.up[late].node.replica(("t", 0))
+        assert replica is not None
+        with replica.lock:  # it can do nothing
+            found = peer.ask(DELETE_RECORDS, 2, delete_body("t", 7, 300))
+            (row,) = found["topics"][0]["partitions"]
+            assert row["error_code"] == ErrorCode.REQUEST_TIMED_OUT
+            assert row["low_watermark"] < 7
+        # The leader has deleted them; the other follows.
+        wait_until(lambda: nodes.up[late].node.store["t"][0].start_offset == 7)
+        (row,) = peer.ask(DELETE_RECORDS, 2, delete_body("t", 7))["topics"][0]["partitions"]
+        assert (row["error_code"], row["low_watermark"]) == (0, 7)

@@ -174,6 +174,20 @@ class Clustered:
         if not self.leads(name, number):
             raise KafkaError(self.missing(name, number))
 
+    def trim(self, name: str, number: int, offset: int) -> int:
+        replica = self._node.replica((name, number))
+        code = ErrorCode.NOT_LEADER_OR_FOLLOWER if replica is None else replica.trim(offset)
+        if code:
+            raise KafkaError(ErrorCode(code))
+        return self.low_watermark(name, number)
+
+    def low_watermark(self, name: str, number: int) -> int:
+        replica = self._node.replica((name, number))
+        found = None if replica is None else replica.low_watermark()
+        if found is None:
+            raise KafkaError(self.missing(name, number))
+        return found
+
     def missing(self, name: str, number: int) -> ErrorCode:
         if self._node.image.assignment((name, number)) is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

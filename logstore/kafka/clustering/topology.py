@@ -101,6 +101,12 @@ class Topology(Protocol):
     def check_leads(self, name: str, number: int) -> None:
         """Raise KafkaError unless this node leads a partition."""
 
+    def trim(self, name: str, number: int, offset: int) -> int:
+        """Delete the records below `offset` of a log that this node leads; see `low_watermark`."""
+
+    def low_watermark(self, name: str, number: int) -> int:
+        """Return the least start of the logs of all live replicas; KafkaError: not led here."""
+
     def missing(self, name: str, number: int) -> ErrorCode:
         """Return the error for a partition that this store does not have."""
 
@@ -228,6 +234,14 @@ class Alone:
 
     def check_leads(self, name: str, number: int) -> None:
         pass
+
+    def trim(self, name: str, number: int, offset: int) -> int:
+        partition = self._store[name][number]
+        partition.trim(offset)
+        return partition.start_offset
+
+    def low_watermark(self, name: str, number: int) -> int:
+        return self._store[name][number].start_offset
 
     def missing(self, name: str, number: int) -> ErrorCode:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

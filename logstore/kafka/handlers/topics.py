@@ -10,12 +10,14 @@ from typing import Any
 from logstore.config import ConfigError
 from logstore.coordinators.internal_topics import INTERNAL_TOPICS
 from logstore.errors import ClosedError, LogStoreError, TopicExistsError, UnknownTopicError
-from logstore.kafka.calls import Call
+from logstore.kafka.calls import Call, Pending
 from logstore.kafka.clustering.topology import ZERO_ID
 from logstore.kafka.handlers.offsets import partition_of
 from logstore.kafka.handlers.topic_settings import described, taken
 from logstore.kafka.protocol.errors import ErrorCode, KafkaError, error_code, error_message
 from logstore.store.topic import check_topic_name
+
+Key = tuple[str, int]  # topic and partition
 
 __all__ = [
     "alter_partition_reassignments",
@@ -31,6 +33,7 @@ __all__ = [
 
 CLUSTER_METADATA = "__cluster_metadata"
 PARTITIONS_IN_REQUEST = 10_000
+LOOK_SECONDS = 0.02  # between two looks at what the replicas have done
 EXPECTED = (KafkaError, LogStoreError, ConfigError, OSError)
 
 
@@ -238,33 +241,66 @@ def _grow(call: Call, asked: dict[str, Any]) -> None:
 # ---- DeleteRecords ----
 
 
-def delete_records(call: Call) -> dict[str, Any]:
-    """Raise the start of logs."""
+def delete_records(call: Call) -> dict[str, Any] | Pending:
+    """Raise the start of logs; answer when every live replica has raised its own."""
     topics = []
+    waiting: dict[Key, tuple[dict[str, Any], int]] = {}  # the row, and the offset to reach
     for topic in call.body["topics"]:
         rows = []
         for each in topic["partitions"]:
-            row: dict[str, Any] = {"partition_index": each["partition_index"], "low_watermark": -1}
+            key = topic["name"], each["partition_index"]
+            row: dict[str, Any] = {"partition_index": key[1], "low_watermark": -1}
             rows.append(row)
             try:
-                row["low_watermark"] = _trim(call, topic["name"], each)
+                offset, row["low_watermark"] = _trim(call, key, each["offset"])
+                if row["low_watermark"] < offset:
+                    waiting[key] = row, offset
             except (*EXPECTED, IndexError) as error:
                 row["error_code"] = error_code(error)
         topics.append({"name": topic["name"], "partitions": rows})
-    return {"topics": topics}
+    answer = {"topics": topics}
+    return _when_trimmed(call, answer, waiting) if waiting else answer
 
 
-def _trim(call: Call, name: str, asked: dict[str, Any]) -> int:
-    partition = partition_of(call, name, asked["partition_index"])
-    if name in INTERNAL_TOPICS:
+def _trim(call: Call, key: Key, offset: int) -> tuple[int, int]:
+    """Trim a log; return where it is to start, and where the replica with the least starts."""
+    partition = partition_of(call, *key)
+    if key[0] in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     if not partition.config.deletes:
         raise KafkaError(ErrorCode.POLICY_VIOLATION)
-    offset = partition.high_watermark if asked["offset"] == -1 else asked["offset"]
+    offset = partition.high_watermark if offset == -1 else offset
     if not 0 <= offset <= partition.high_watermark:
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-    partition.trim(offset)
-    return partition.start_offset
+    return offset, call.broker.topology.trim(*key, offset)
+
+
+def _when_trimmed(
+    call: Call, answer: dict[str, Any], waiting: dict[Key, tuple[dict[str, Any], int]]
+) -> Pending:
+    pending, loop = Pending(call), call.broker.loop
+    until = loop.time() + _timeout(call)
+    lost: list[bool] = []
+
+    def look() -> None:  # in the loop's thread, until all is done or the time is up
+        for key, (row, offset) in list(waiting.items()):
+            try:
+                row["low_watermark"] = call.broker.topology.low_watermark(*key)
+                row["error_code"] = ErrorCode.REQUEST_TIMED_OUT
+                if row["low_watermark"] >= offset:
+                    row["error_code"] = ErrorCode.NONE
+                    del waiting[key]
+            except KafkaError as error:  # another node leads now
+                row["error_code"] = error.code
+                del waiting[key]
+        if not waiting or loop.time() >= until:
+            pending.answer(answer)
+        elif not lost:
+            loop.call_later(LOOK_SECONDS, look)
+
+    pending.when_lost(lambda: lost.append(True))
+    call.broker.calls.put(look)
+    return pending
 
 
 # ---- log directories ----

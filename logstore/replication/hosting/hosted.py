@@ -442,6 +442,12 @@ class HostedReplica:
         run_later()
         return OK
 
+    def low_watermark(self) -> int | None:
+        """Return the least start of the logs of all live replicas; None if this is no leader."""
+        with self.lock:
+            leader = self.machine.leader
+            return None if leader is None else leader.low_watermark()
+
     # ---- followers of this leader ----
 
     def serve(self, node: int, broker_epoch: int, row: FetchRow, *, again: bool) -> Served:

@@ -198,7 +198,8 @@ class Node(Closeable):
     def listen(self, listener: Callable[[Key, str], object]) -> None:
         """Call ``listener(key, what)`` after changes of replicas here; what: hw, end, role, start.
 
-        It is called without a lock, from any thread, and must not wait.
+        After the tree lists other deleted topics: ``listener(("", -1), "deleted")``.  It is called
+        without a lock, from any thread, and must not wait.
         """
         self._listeners.append(listener)
 
@@ -325,6 +326,7 @@ class Node(Closeable):
         with self.lock:
             self.image = image
             self._use_throttles()
+        self._tell_deleted()
 
     def _use_throttles(self) -> None:
         self._sending.use(self.image)
@@ -394,6 +396,12 @@ class Node(Closeable):
                 self.departed[node] = before[node], now
         self._touch(touched)
         self.controller.touched(touched, self.image)
+        if path.startswith("/logstore/deleted/"):
+            self._tell_deleted()
+
+    def _tell_deleted(self) -> None:
+        for listener in self._listeners:
+            listener(("", -1), "deleted")
 
     def _touch(self, keys: Iterable[Key] | None) -> None:
         if keys is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from logstore.kafka.clustering.served_node import ServedNode
@@ -387,6 +387,33 @@ def test_a_groups_offsets_move_with_their_coordinator(nodes: Nodes) -> None:
     nodes.kill(described.coordinator.id)
     found = with_consumer(lambda each: each.committed([TopicPartition("t", 0)], timeout=40))
     assert [each.offset for each in found] == [41]
+
+
+def test_a_new_topic_has_no_offsets_of_a_deleted_one(nodes: Nodes) -> None:
+    nodes.create("t")
+    nodes.create("kept")
+    consumer = Consumer({"bootstrap.servers": nodes.servers, "group.id": "g", "log_level": 0})
+    try:
+        places = [TopicPartition("t", 0, 41), TopicPartition("kept", 0, 42)]
+        consumer.commit(offsets=places, asynchronous=False)
+        answer = nodes.ask(DELETE_TOPICS, 5, {"topic_names": ["t"], "timeout_ms": 20_000})
+        assert answer["responses"][0]["error_code"] == 0
+
+        def committed() -> list[int]:
+            found = consumer.committed([TopicPartition(n, 0) for n in ("t", "kept")], timeout=40)
+            return [each.offset for each in found]
+
+        wait_until(lambda: committed() == [OFFSET_INVALID, 42], "that the offset is forgotten")
+        nodes.create("t")
+        assert committed() == [OFFSET_INVALID, 42]
+        # That topics are deleted is news only once: a later commit stays.
+        consumer.commit(offsets=[TopicPartition("t", 0, 1)], asynchronous=False)
+        nodes.create("u")
+        nodes.ask(DELETE_TOPICS, 5, {"topic_names": ["u"], "timeout_ms": 20_000})
+        wait_until(lambda: all("u" not in each.node.image.topics for each in nodes.up.values()))
+        assert committed() == [1, 42]
+    finally:
+        consumer.close()
 
 
 # ---- the throttle, as kafka-reassign-partitions sets and deletes it ----

@@ -29,6 +29,7 @@ __all__ = ["Coordinating"]
 log = logging.getLogger("logstore.kafka")
 
 TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE)
+DELETED = -1  # in the place of a partition's number
 
 
 class Coordinating:
@@ -40,6 +41,8 @@ class Coordinating:
         ids = ProducerIdBlocks(node)
         Coordination.of(node.store).replace(self.quorum, ids.take)
         self._loaded: dict[Key, int] = {}  # epochs; of the thread only
+        # Ids of deleted topics that were seen; of the node's thread only.
+        self._deleted: set[str] | None = None
         self._changed: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name=f"logstore node {node.id} coordinators", daemon=True
@@ -53,8 +56,21 @@ class Coordinating:
             self._heard(key, "role")
 
     def _heard(self, key: Key, what: str) -> None:
-        if key[0] in TOPICS and what in ("role", "hw") and self._is_due(key):
+        if what == "deleted":
+            self._see_deleted()
+        elif key[0] in TOPICS and what in ("role", "hw") and self._is_due(key):
             self._changed.put(key)
+
+    def _see_deleted(self) -> None:
+        """Have the offsets of deleted topics forgotten: a new one with the name has none.
+
+        Only once for each, and not for those that were listed before this node started: the tree
+        lists a deleted topic until all of its nodes have deleted it, and there may be a new one.
+        """
+        listed = {each: str(row.get("name")) for each, (row, _) in self._node.image.deleted.items()}
+        seen, self._deleted = self._deleted, set(listed)
+        for topic_id in listed.keys() - (listed if seen is None else seen):
+            self._changed.put((listed[topic_id], DELETED))
 
     def _is_due(self, key: Key) -> bool:
         """Whether a partition has to be loaded or dropped.  Cheap: called for every commit."""
@@ -81,6 +97,9 @@ class Coordinating:
                 log.error("%s-%d: its coordinator cannot be loaded: %s", *key, error)
 
     def _follow(self, key: Key) -> None:
+        if key[1] == DELETED:
+            GroupCoordinator.of(self._node.store).book.forget_topic(key[0])
+            return
         wanted, loaded = self._wanted(key), self._loaded.get(key)
         if wanted == loaded:
             return

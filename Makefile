@@ -161,10 +161,11 @@ crash: build
 # $(call apt,packages): install if we may; the caller looks again and says what is missing.
 apt = [ "`id -u`" = 0 ] && command -v apt-get >/dev/null && { \
 	printf '%-7s %s\n' apt "installing $(1)"; \
-	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	{ timeout 120 apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	  apt-get install -y -qq --no-install-recommends $(1); } </dev/null >/dev/null 2>&1; }
 has_java = [ "`java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'`" -ge 17 ] 2>/dev/null
 has_mvn = command -v mvn >/dev/null
+has_kcat = command -v kcat >/dev/null  # a client of the wire tests; they are skipped without it
 # Debian keeps clang's sanitizer and fuzzer runtimes in a package of their own: only a link tells.
 has_fuzzer = echo 'int LLVMFuzzerTestOneInput(void); int LLVMFuzzerTestOneInput(void) { return 0; }' \
 	| $(CLANG) -fsanitize=fuzzer,address,undefined -x c - -o build/has_fuzzer 2>/dev/null
@@ -173,6 +174,7 @@ java:
 	@[ -e build/java.stamp ] || { mkdir -p build; \
 	$(has_java) || { $(call apt,openjdk-17-jre-headless); }; \
 	$(has_mvn) || { $(call apt,maven); }; \
+	$(has_kcat) || { $(call apt,kcat); }; \
 	if $(has_java) && $(has_mvn); then touch build/java.stamp; \
 	else printf '%-7s %s\n' java 'no Java 17+ with Maven here: the interop tests will be skipped'; fi; }
 

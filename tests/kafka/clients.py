@@ -28,6 +28,7 @@ from kafka.coordinator.assignors.sticky import sticky_assignor as py_sticky
 
 import logstore
 from logstore.kafka.server import KafkaServer
+from tests import kit
 
 T = TypeVar("T")
 
@@ -633,10 +634,7 @@ def read(consumer: Consuming, count: int, *, timeout: float = TIMEOUT) -> list[G
 
 
 def wait_until(true: Callable[[], bool], what: str, *, timeout: float = TIMEOUT) -> None:
-    deadline = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+    kit.wait_until(true, what, patience=timeout, between=lambda: time.sleep(0.02))
 
 
 class Member:

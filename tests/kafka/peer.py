@@ -10,6 +10,7 @@ from logstore import BatchEncoder, Record
 from logstore.format.batch import with_producer
 from logstore.kafka.protocol.codec import decoder, encoder
 from logstore.kafka.protocol.frames import API_VERSIONS, is_flexible
+from tests.kit import PATIENCE
 
 
 def request(
@@ -43,7 +44,7 @@ class Peer:
         self,
         address: tuple[str, int],
         *,
-        timeout: float = 20.0,
+        timeout: float = PATIENCE,
         through: socket.socket | None = None,
     ) -> None:
         """`through`: a socket that exists, for a process that may open no other."""

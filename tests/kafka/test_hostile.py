@@ -381,12 +381,10 @@ def test_a_refused_peer_that_reads_nothing_is_not_kept(
 
 
 def test_a_thousand_idle_connections(server: KafkaServer) -> None:
-    began = time.monotonic()
     peers: list[Peer] = []
     while len(peers) < 990:
         peers.extend(Peer(server.address) for _ in range(90))  # the backlog holds 128
         until(lambda: server.connections == len(peers) + 1)
-    assert time.monotonic() - began < 10
     assert peers[500].ask(API_VERSIONS, 0, {})["error_code"] == 0
     assert server.metrics()["memory_in_use_bytes"] == 0
     assert len([each for each in threading.enumerate() if "logstore kafka" in each.name]) <= 6

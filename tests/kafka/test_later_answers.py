@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from logstore.kafka.network.connection import Connection
 from logstore.kafka.server import KafkaServer
 from tests.coordinators.holding import HoldingQuorum, Place
 from tests.kafka.peer import Peer
+from tests.kit import wait_until
 
 OFFSETS: Place = CONSUMER_OFFSETS, coordinator_partition("g", 50)
 STATES: Place = TRANSACTION_STATE, coordinator_partition("tx", 50)
@@ -67,13 +67,6 @@ def lead(store: Store, quorum: HoldingQuorum, epoch: int = 1) -> None:
     assert Transactions.of(store).load(STATES[1], epoch)
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def commit_body(offset: int, group: str = "g") -> dict[str, Any]:
     row = {
         "partition_index": 0, "committed_offset": offset, "committed_leader_epoch": -1,
@@ -105,7 +98,7 @@ def test_many_commits_wait_and_no_thread_does(
         peers = [stack.enter_context(Peer(server.address)) for _ in range(20)]
         for number, each in enumerate(peers):
             each.send(8, 8, commit_body(number))
-        until(lambda: len(quorum.held[OFFSETS]) == 20)
+        wait_until(lambda: len(quorum.held[OFFSETS]) == 20)
         # The only worker is free: it answers another group's request at once.
         found = peer.ask(16, 4, {"states_filter": []})
         assert found["groups"] == []
@@ -137,11 +130,11 @@ def test_the_codes_of_loading_moving_and_refusing(
     assert Transactions.of(store).load(STATES[1], 1)
     for answer, code in ((quorum.refuse, 15), (quorum.break_off, 16)):
         peer.send(8, 8, commit_body(1))
-        until(quorum.places)
+        wait_until(quorum.places)
         answer(OFFSETS)
         assert code_of(peer.receive(8, 8)) == code
         peer.send(22, 4, INIT)
-        until(quorum.places)
+        wait_until(quorum.places)
         answer(STATES)
         assert peer.receive(22, 4)["error_code"] == code
 
@@ -153,7 +146,7 @@ def test_what_waits_is_answered_when_the_partitions_are_lost(
     with Peer(server.address) as first, Peer(server.address) as second:
         first.send(8, 8, commit_body(1))
         second.send(22, 4, INIT)
-        until(lambda: len(quorum.places()) == 2)
+        wait_until(lambda: len(quorum.places()) == 2)
         GroupCoordinator.of(store).drop(OFFSETS[1], quorum.lose(OFFSETS))
         Transactions.of(store).drop(STATES[1], quorum.lose(STATES))
         assert code_of(first.receive(8, 8)) == 16
@@ -171,7 +164,7 @@ def test_a_time_out_is_7_and_the_retry_51_until_the_transaction_has_ended(
 ) -> None:
     lead(store, quorum)
     peer.send(22, 4, INIT)
-    until(quorum.places)
+    wait_until(quorum.places)
     quorum.commit(STATES)
     made = peer.receive(22, 4)
     fields = {
@@ -183,7 +176,7 @@ def test_a_time_out_is_7_and_the_retry_51_until_the_transaction_has_ended(
         "v3_and_below_producer_epoch": made["producer_epoch"],
         "v3_and_below_topics": [{"name": "t", "partitions": [0]}],
     })  # fmt: skip
-    until(quorum.places)
+    wait_until(quorum.places)
     quorum.commit(STATES)
     added = peer.receive(24, 3)["results_by_topic_v3_and_below"][0]["results_by_partition"]
     assert [row["partition_error_code"] for row in added] == [0]
@@ -205,7 +198,7 @@ def test_a_heartbeat_of_the_consumer_protocol_is_answered_when_it_is_committed(
         "rack_id": None, "rebalance_timeout_ms": 1000, "subscribed_topic_names": ["t"],
         "subscribed_topic_regex": None, "server_assignor": None, "topic_partitions": [],
     })  # fmt: skip
-    until(quorum.places)
+    wait_until(quorum.places)
     assert GroupCoordinator.of(store).book.consumer_group("g") is None
     quorum.commit(OFFSETS)
     assert peer.receive(68, 1)["member_epoch"] == 2

@@ -28,6 +28,7 @@ from logstore.kafka.waiting import Waiting
 from logstore.kafka.workers import LoopCalls
 from logstore.testing.io import inject_io
 from logstore.testing.io_calls import SYNCS, Fault
+from tests import kit
 from tests.kafka import test_codec, test_connection, test_hostile, test_waiting
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body, request
 from tests.kafka.test_acceptor import connect_at_once
@@ -90,11 +91,17 @@ def syncing(test: Callable[..., object], *more: str) -> Killer:
 # ---- killers with a server ----
 
 
+class patience:
+    """How long a killer waits; a mutant may never do what it waits for."""
+
+    seconds = 2.0
+
+
 def headers(path: Path) -> None:
     with (
         logstore.open(path / "s", durability="os") as store,
         KafkaServer(store) as server,
-        Peer(server.address, timeout=2) as peer,
+        Peer(server.address, timeout=patience.seconds) as peer,
     ):
         asked = {"client_software_name": "a", "client_software_version": "1"}
         assert peer.ask(API_VERSIONS, 3, asked)["error_code"] == 0
@@ -107,11 +114,14 @@ def headers(path: Path) -> None:
 def memory_of_malformed_frames(path: Path) -> None:
     with logstore.open(path / "s", durability="os") as store, KafkaServer(store) as server:
         for size in (5_000, 300_000):  # decoded by the loop, and by a worker
-            with Peer(server.address, timeout=2) as peer:
+            with Peer(server.address, timeout=patience.seconds) as peer:
                 peer.socket.sendall(test_hostile.framed(METADATA, 1, b"\x7f" + bytes(size)))
                 assert peer.is_closed()
-        until(lambda: server.metrics()["memory_in_use_bytes"] == 0, 2)
-        until(lambda: server.metrics().get('connections_closed_total{reason="malformed"}') == 2, 2)
+        until(lambda: server.metrics()["memory_in_use_bytes"] == 0, patience.seconds)
+        until(
+            lambda: server.metrics().get('connections_closed_total{reason="malformed"}') == 2,
+            patience.seconds,
+        )
 
 
 def limits(path: Path) -> None:
@@ -132,7 +142,7 @@ def fsync_is_awaited(path: Path) -> None:
     with (
         logstore.open(path / "s", durability="fsync") as store,
         KafkaServer(store) as server,
-        Peer(server.address, timeout=5) as peer,
+        Peer(server.address, timeout=patience.seconds) as peer,
     ):
         store.create_topic("t")
         assert error_of_produce(peer.ask(PRODUCE, 9, produce_body("t", batch(b"a")))) == 0
@@ -146,20 +156,20 @@ def long_polls(path: Path) -> None:
     with (
         logstore.open(path / "s", durability="os") as store,
         KafkaServer(store, config={"queued.max.request.bytes": 1 << 20}) as server,
-        Peer(server.address, timeout=2) as peer,
+        Peer(server.address, timeout=patience.seconds) as peer,
     ):
         store.create_topic("t")
         body = fetch_body("t", 0, max_wait_ms=600_000)
         whole = request(FETCH, 11, body)[4:] + bytes(100_000)  # bytes after it are ignored
         peer.socket.sendall(len(whole).to_bytes(4, "big") + whole)
-        until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 1, 2)
+        until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 1, patience.seconds)
         assert server.metrics()["memory_in_use_bytes"] == 0
         store["t"][0].append(b"x")
         assert peer.receive(FETCH, 11)["responses"][0]["partitions"][0]["records"]
         peer.send(FETCH, 11, fetch_body("t", 1, max_wait_ms=600_000))
-        until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 1, 2)
+        until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 1, patience.seconds)
         peer.socket.close()
-        until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 0, 2)
+        until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 0, patience.seconds)
 
 
 def wake_ups(_: Path) -> None:
@@ -479,7 +489,10 @@ def plant(mutant: Mutant, patch: pytest.MonkeyPatch) -> None:
     dict.fromkeys(each.killer for each in MUTANTS.values()),
     ids=lambda each: each.__name__,
 )
-def test_without_a_mutant_each_killer_is_content(killer: Killer, tmp_path: Path) -> None:
+def test_without_a_mutant_each_killer_is_content(
+    killer: Killer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "seconds", kit.PATIENCE)  # nothing is waited for in vain
     killer(tmp_path)
 
 

@@ -19,16 +19,14 @@ from logstore import KafkaConfig, KafkaServer, LockedError, Store
 from logstore.kafka.faults import Faults
 from logstore.kafka.protocol.errors import ErrorCode
 from tests.kafka.peer import Peer, batch, fetch_body, produce_body
+from tests.kit import wait_until
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, JOIN_GROUP = 0, 1, 2, 3, 11
 API_VERSIONS, CREATE_TOPICS, INIT_PRODUCER_ID = 18, 19, 22
 
 
 def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.005)
+    wait_until(holds, patience=seconds)
 
 
 def error_of_produce(answer: dict[str, Any]) -> int:
@@ -208,13 +206,11 @@ def test_waiting_fetches_and_joins_do_not_hold_the_close_up(store: Store) -> Non
     ):
         joined = first.ask(JOIN_GROUP, 3, join_body())
         assert joined["error_code"] == 0
-        fetching.send(FETCH, 11, fetch_body("t", 0, max_wait_ms=30_000))
+        fetching.send(FETCH, 11, fetch_body("t", 0, max_wait_ms=600_000))
         second.send(JOIN_GROUP, 3, join_body())  # waits for the first member to join again
         until(lambda: server.metrics()['purgatory_size{kind="fetch"}'] == 1)
         until(lambda: server.metrics().get('requests_total{api="JoinGroup"}') == 2)
-        began = time.monotonic()
         server.close()
-        assert time.monotonic() - began < 5
         assert fetching.receive(FETCH, 11)["responses"][0]["partitions"][0]["error_code"] == 0
         assert fetching.is_closed()
         assert second.is_closed()
@@ -222,13 +218,13 @@ def test_waiting_fetches_and_joins_do_not_hold_the_close_up(store: Store) -> Non
 
 def test_a_request_that_takes_longer_than_the_drain_is_cut_off(store: Store) -> None:
     server = KafkaServer(store).start()
-    server.faults.delay("Metadata", 30.0)
+    server.faults.delay("Metadata", 600.0)
     with Peer(server.address) as peer:
         peer.send(METADATA, 1, {"topics": []})
         until(lambda: server.metrics().get('requests_total{api="Metadata"}') == 1)
         began = time.monotonic()
         server.close(timeout=0.2)
-        assert 0.2 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 0.2
         assert peer.is_closed()
 
 

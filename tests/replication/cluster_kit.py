@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from logstore.replication.cluster import Cluster
-from tests.kit import node_threads
+from tests.kit import node_threads, wait_until
 
 # Short times, so that a test does not wait for a lag or a long poll.
 SETTINGS = {
@@ -21,10 +20,7 @@ SETTINGS = {
 
 def eventually(holds: Callable[[], object], what: str = "", timeout: float = 20.0) -> None:
     """Return when `holds` is true; it is asked again and again."""
-    until = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < until, f"not within {timeout:g} s: {what or holds}"
-        time.sleep(0.005)
+    wait_until(holds, what or str(holds), patience=timeout)
 
 
 @contextmanager

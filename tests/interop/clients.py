@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 
 from .rows import Row
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 
 
 def producer(bootstrap: str, **settings: object) -> Producer:

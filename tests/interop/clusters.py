@@ -30,7 +30,7 @@ from tests.kafka.peer import Peer
 from tests.kafka.recorded_clients import Clients, JavaCopier, Work
 
 LEAST_ACKED = 50  # records for each fault
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 PARTITIONS = 2
 REPLICAS = 3
 MINIMUM = 2  # min.insync.replicas

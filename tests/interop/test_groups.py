@@ -24,7 +24,7 @@ from .kafka import Broker, dump_log, require_kafka
 pytestmark = pytest.mark.interop
 
 T = TopicPartition("orders", 0)
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 
 
 class Left(NamedTuple):

@@ -35,7 +35,7 @@ from .rows import Row
 pytestmark = pytest.mark.interop
 
 TOPICS = ("events", CONSUMER_OFFSETS, TRANSACTION_STATE)
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 def write_and_die(log_dir: Path, ids: dict[str, uuid.UUID]) -> None:

@@ -21,7 +21,7 @@ from logstore.kafka.handlers.versions import FEATURES
 from tests.kafka.peer import Peer, batch, produce_body
 
 START_MS = int(time.time() * 1000) - 100_000  # recent: a marker of a later week rolls a segment
-PATIENCE = 20.0
+PATIENCE = 120.0
 NOT_READY = {14, 15, 16, 51}  # coordinator loading, not available, not here; transaction not ended
 
 ABSENT = "absent"

@@ -22,7 +22,7 @@ KAFKA = "3.9.1"  # the last brokers with ZooKeeper
 
 _POM = Path(__file__).with_name("zookeeper.pom.xml")
 _JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-_START_TIMEOUT = 60.0
+_START_TIMEOUT = 180.0
 
 
 @functools.cache

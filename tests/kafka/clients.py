@@ -32,7 +32,7 @@ from tests import kit
 
 T = TypeVar("T")
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 SESSION_MS = 10_000
 HEARTBEAT_MS = 200  # how soon a member learns of a rebalance
 START_MS = 1_700_000_000_000

@@ -21,7 +21,7 @@ from tests.campaign import SIZE
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
        "-Dorg.slf4j.simpleLogger.defaultLogLevel=off")  # fmt: skip
 

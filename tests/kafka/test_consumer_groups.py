@@ -27,7 +27,7 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": 1_000,
     "auto.create.topics.enable": "false",
 }
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ KILLS = sized(3, 20, 40)  # for each seed
 BETWEEN_SECONDS = (0.1, 1.5)  # the time that the clients have between two kills
 STARTING_SECONDS = 0.5  # a server that is starting is killed before that
 PARTITIONS = 2
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 IN = frozenset(("in", number) for number in range(PARTITIONS))
 
 

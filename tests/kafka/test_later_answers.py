@@ -31,7 +31,7 @@ from tests.kit import wait_until
 
 OFFSETS: Place = CONSUMER_OFFSETS, coordinator_partition("g", 50)
 STATES: Place = TRANSACTION_STATE, coordinator_partition("tx", 50)
-PATIENCE = 20.0
+PATIENCE = 120.0
 DESCRIBE_GROUPS, LIST_GROUPS = 15, 16
 
 

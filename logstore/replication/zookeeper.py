@@ -44,6 +44,9 @@ from logstore.replication.tree import EMPTY, Nodes, is_below, parent_of
 __all__ = ["ZooKeeperMetadata"]
 
 log = logging.getLogger("logstore.zookeeper")
+# kazoo has a line for each connection that is refused.  Without a handler Python would print them.
+of_kazoo = logging.getLogger("logstore.zookeeper.client")
+of_kazoo.addHandler(logging.NullHandler())
 
 # Requests that kazoo has at a time.  It writes one byte for each into a socket pair, which blocks
 # after about 270 of them while it has no connection.
@@ -99,7 +102,7 @@ class ZooKeeperMetadata:
             timeout=session_timeout_ms / 1000,
             handler=handler,
             connection_retry=dict(RECONNECT),
-            logger=log,
+            logger=of_kazoo,
             **options,
         )
         self._client.add_listener(self._listen)
@@ -143,8 +146,8 @@ class ZooKeeperMetadata:
         if not self._started.wait(timeout) or self.state == "lost":
             self.close()
             raise MetadataUnavailableError(
-                f"no ZooKeeper server of {self.servers} answered in time: are they running, and "
-                f"can they be reached from here?",
+                f"no ZooKeeper server of {self.servers} answered within "
+                f"{time.time() - since:.0f} s: do they run, and can they be reached from here?",
                 since=since,
             )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from logstore.opening import open_member
 from logstore.replication.embedded import EmbeddedTree
 from tests.cli.conftest import Command
 from tests.kafka.peer import Peer, batch, produce_body
-from tests.kit import wait_until
+from tests.kit import PATIENCE, wait_until
 
 PRODUCE, LIST_OFFSETS = 0, 2
 SETTINGS = {"replica.lag.time.max.ms": 1000, "replica.fetch.wait.max.ms": 100}
@@ -426,7 +428,7 @@ def test_the_zookeeper_has_to_be_named(command: Command, monkeypatch: pytest.Mon
 def test_a_zookeeper_that_is_not_there(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "CONNECT_SECONDS", 0.5)
     monkeypatch.setenv("LOGSTORE_ZOOKEEPER", "127.0.0.1:1/c")
-    assert "are they running" in command("cluster", "status", code=5).err
+    assert "do they run" in command("cluster", "status", code=5).err
 
 
 def test_without_kazoo_the_package_is_named(
@@ -508,3 +510,22 @@ def test_the_page_of_a_node_that_does_not_answer(three: Cluster) -> None:
     assert str(port) in found["error"]
     assert cluster_of({"listeners": {"PLAINTEXT": f"{host}:{port}"}}) is None
     assert cluster_of(None) is None
+
+
+def test_no_zookeeper_is_one_message_and_no_line_of_the_client(tmp_path: Path) -> None:
+    """In a process of its own: here pytest has handlers for every logger."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        host, port = closed.getsockname()
+        script = (
+            "from logstore.cli import main, observing\n"
+            "observing.CONNECT_SECONDS = 0.5\n"
+            f"raise SystemExit(main(['cluster', 'status', '--zookeeper', '{host}:{port}/x']))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+            cwd=tmp_path,
+        )  # fmt: skip
+    assert done.returncode != 0
+    (line,) = done.stderr.splitlines()
+    assert f"no ZooKeeper server of {host}:{port}/x answered within" in line

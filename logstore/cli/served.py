@@ -26,6 +26,7 @@ BYTES_MAX = 64 << 10
 ASK_SECONDS = 1.0
 METADATA, DESCRIBE_CLUSTER = 3, 60
 ROWS_MAX = 200  # partitions that `cluster_of` lists
+INTERNAL_REPLICAS = 3  # of internal topics, if there were as many nodes when they were made
 
 
 def name_listener(store: Path, about: dict[str, Any]) -> None:
@@ -114,9 +115,12 @@ def cluster_of(listener: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _as_cluster(answer: dict[str, Any], alive: dict[int, dict[str, Any]]) -> dict[str, Any]:
     counts: dict[int, dict[str, int]] = {}
-    rows = []
+    rows, few = [], []
     troubled = {"under_replicated": 0, "offline": 0}
     for topic in answer["topics"]:
+        least = min((len(each["replica_nodes"]) for each in topic["partitions"]), default=0)
+        if topic["is_internal"] and 0 < least < min(INTERNAL_REPLICAS, len(alive)):
+            few.append({"topic": topic["name"], "replicas": least})
         for each in topic["partitions"]:
             replicas, isr, leader = each["replica_nodes"], each["isr_nodes"], each["leader_id"]
             for node in replicas:
@@ -145,4 +149,5 @@ def _as_cluster(answer: dict[str, Any], alive: dict[int, dict[str, Any]]) -> dic
         "nodes": nodes,
         **troubled,
         "partitions": rows[:ROWS_MAX],
+        "few_replicas": few,
     }

@@ -27,7 +27,8 @@ from tests.cli.conftest import Command
 from tests.kafka.peer import Peer, batch, produce_body
 from tests.kit import PATIENCE, wait_until
 
-PRODUCE, LIST_OFFSETS = 0, 2
+PRODUCE, LIST_OFFSETS, FIND_COORDINATOR = 0, 2, 10
+OFFSETS = "__consumer_offsets"
 SETTINGS = {"replica.lag.time.max.ms": 1000, "replica.fetch.wait.max.ms": 100}
 
 
@@ -385,6 +386,32 @@ def test_doctor_knows_a_node_and_advises(command: Command, tmp_path: Path) -> No
     assert not [row for row in command("doctor", "--no-fsync").rows if row["check"] == "cluster"]
 
 
+def test_internal_topics_of_a_cluster_that_has_grown(cluster: Cluster, command: Command) -> None:
+    cluster.start(1)
+    with Peer(cluster.up[1].server.address) as peer:  # makes __consumer_offsets, with one replica
+        asked = {"key_type": 0, "coordinator_keys": ["g"]}
+        wait_until(
+            lambda: peer.ask(FIND_COORDINATOR, 4, asked)["coordinators"][0]["error_code"] == 0
+        )
+    cluster.start(2, 3)
+    wait_until(lambda: len(cluster.up[1].node.image.nodes) == 3)
+    page_of(cluster, 1)  # writes the side file of `logstore serve`
+
+    def warned() -> list[dict[str, Any]]:
+        rows = command("doctor", "--no-fsync", "-s", cluster.path / "1").rows
+        return [row for row in rows if row["check"] == f"topic {OFFSETS}"]
+
+    (row,) = warned()
+    assert (row["status"], row["found"]) == ("warn", "1 of 3 nodes have a replica")
+    assert f"`logstore cluster plan {OFFSETS} --nodes 1,2,3 -r 3 > plan.json`" in row["advice"]
+    plan = cluster("plan", OFFSETS, "--nodes", "1,2,3", "-r", 3)
+    (cluster.path / "plan.json").write_text(plan.text)
+    cluster("reassign", cluster.path / "plan.json")
+    assert warned() == []
+    image = cluster.up[1].node.image
+    assert {len(state.isr) for key, state in image.states.items() if key[0] == OFFSETS} == {3}
+
+
 # ---- mistakes ----
 
 
@@ -463,7 +490,8 @@ def page_of(cluster: Cluster, number: int) -> dict[str, Any]:
     """What the page of a node's directory has about its cluster."""
     path = cluster.path / str(number)
     host, port = cluster.up[number].server.address
-    about = {"pid": os.getpid(), "listeners": {"PLAINTEXT": f"{host}:{port}"}, "node": number}
+    listeners = {"PLAINTEXT": f"{host}:{port}"}
+    about = {"pid": os.getpid(), "listeners": listeners, "node": number, "zookeeper": "the:1/tree"}
     name_listener(path, about)
     with logstore.open(path, readonly=True) as store, UiServer(store) as page:
         serving = threading.Thread(target=page.serve_forever, kwargs={"poll_interval": 0.05})

@@ -45,6 +45,21 @@ def test_no_more_is_moved_than_evenness_needs(current: Assignments, nodes: set[i
     assert moved_replicas(current, after) <= gone + excess
 
 
+@given(assignments, st.sets(st.sampled_from(NODES), min_size=1), st.integers(1, 6))
+def test_another_number_of_replicas(current: Assignments, nodes: set[int], factor: int) -> None:
+    if factor > len(nodes):
+        with pytest.raises(PlacementError, match=f"{factor} replicas need {factor} nodes"):
+            balanced(current, dict.fromkeys(nodes), factor)
+        return
+    after = balanced(current, dict.fromkeys(nodes), factor)
+    assert {len(set(row)) for row in after.values()} == {factor}
+    assert {node for row in after.values() for node in row} <= nodes
+    # A replica is copied only where there was none.
+    if factor == len(nodes):
+        wanted = sum(len(nodes - set(row)) for row in current.values())
+        assert moved_replicas(current, after) == wanted
+
+
 @given(assignments)
 def test_racks_are_not_shared_where_it_can_be_avoided(current: Assignments) -> None:
     racks: dict[int, str | None] = {node: "ab"[node % 2] for node in NODES}

@@ -212,12 +212,28 @@ def _cluster(session: Session, path: Path) -> Iterator[dict[str, str]]:
     else:
         return
     yield _row("cluster", "ok", place, CLUSTER_ADVICE)
+    yield from _few_replicas(about)
     with contextlib.suppress(logstore.LogStoreError, OSError), session.reading() as store:
         for name in store:
             config = store[name].config
             if not name.startswith("__") and config.min_insync_replicas == 1:
                 advice = "'in sync' means one copy: a record may be lost with its node"
                 yield _row(f"topic {name}", "warn", "min.insync.replicas is 1", advice)
+
+
+def _few_replicas(listener: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Show internal topics that were made when there were fewer nodes."""
+    from logstore.cli.served import cluster_of
+
+    found = cluster_of(listener) or {}
+    nodes = ",".join(str(each["node"]) for each in found.get("nodes", ()) if each["alive"])
+    for row in found.get("few_replicas", ()):
+        advice = (
+            f"what it has is lost with its node: `logstore cluster plan {row['topic']} --nodes "
+            f"{nodes} -r 3 > plan.json`, then `logstore cluster reassign plan.json`"
+        )
+        count = f"{row['replicas']} of {nodes.count(',') + 1} nodes have a replica"
+        yield _row(f"topic {row['topic']}", "warn", count, advice)
 
 
 def _store(session: Session, path: Path) -> Iterator[dict[str, str]]:

@@ -276,8 +276,15 @@ def _current(image: ClusterImage, keys: Iterable[Key]) -> Targets:
 @click.option(
     "--nodes", required=True, metavar="1,2,4", help="The nodes that are to have replicas."
 )
-@pass_session
-def plan_verb(session: Session, topics: tuple[str, ...], nodes: str) -> None:
+@click.option(
+    "-r",
+    "--replication-factor",
+    "factor",
+    type=Integer(1),
+    help="How many replicas each partition is to have.  Default: as many as it has.",
+)
+@pass_session  # fmt: skip
+def plan_verb(session: Session, topics: tuple[str, ...], nodes: str, factor: int | None) -> None:
     """Print an assignment of all partitions, or of some topics, to the given nodes.
 
     Replicas and leaders are spread evenly, on different racks, and as few replicas as possible are
@@ -292,7 +299,7 @@ def plan_verb(session: Session, topics: tuple[str, ...], nodes: str) -> None:
         if topics:
             keys = [key for name in topics for key in keys_of(image, name)]
         current = _current(image, keys)
-        after = balanced(current, _racks(image, _node_list(nodes)))
+        after = balanced(current, _racks(image, _node_list(nodes)), factor)
     changed = {key: replicas for key, replicas in after.items() if replicas != current[key]}
     session.output.line(as_kafka(changed))
     session.output.note(f"{len(changed):,} of {len(current):,} partitions change; "

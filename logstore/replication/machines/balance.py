@@ -17,19 +17,31 @@ __all__ = ["balanced", "moved_replicas", "without_node"]
 Replicas = Mapping[Key, Sequence[int]]
 
 
-def balanced(current: Replicas, racks: Mapping[int, str | None]) -> dict[Key, tuple[int, ...]]:
+def balanced(
+    current: Replicas, racks: Mapping[int, str | None], factor: int | None = None
+) -> dict[Key, tuple[int, ...]]:
     """Return the replicas of every partition on the nodes of `racks`, spread evenly.
+
+    `factor`: how many replicas each of them is to have; as many as it has by default.
 
     >>> current = {("t", 0): (1, 2), ("t", 1): (1, 2), ("t", 2): (1, 2)}
     >>> balanced(current, {1: None, 2: None, 3: None})
     {('t', 0): (1, 3), ('t', 1): (3, 2), ('t', 2): (2, 1)}
     """
+    if factor is not None:
+        current = {key: _sized(replicas, factor, racks) for key, replicas in current.items()}
     plan = _Plan(current, racks)
     for key in plan.replicas:
         plan.fill(key)
     plan.level_replicas()
     plan.level_leaders()
     return plan.as_tuples()
+
+
+def _sized(replicas: Sequence[int], factor: int, racks: Mapping[int, str | None]) -> list[int]:
+    """Return `factor` replicas.  A number below 0 is a place for which `fill` chooses a node."""
+    kept = sorted(replicas, key=lambda node: node not in racks)[:factor]
+    return [*kept, *(-number for number in range(1, factor - len(kept) + 1))]
 
 
 def without_node(

@@ -864,7 +864,9 @@ def fetch(walk: Walk) -> None:
     for isolation in (0, 1):
         walk.ask(1, 11, fetch_body("fetched", 0, isolation=isolation), name=f"Fetch {isolation}")
     walk.ask(1, 11, fetch_body("never-made", 0), name="Fetch unknown topic")
-    walk.ask(1, 11, fetch_body("fetched", 0, partition=7), name="Fetch unknown partition")
+    for number in (7, -1):
+        body = fetch_body("fetched", 0, partition=number)
+        walk.ask(1, 11, body, name=f"Fetch partition {number}")
     walk.ask(1, 11, fetch_body("fetched", 0, current_leader_epoch=5), name="Fetch epoch 5")
     walk.ask(1, 12, fetch_body("fetched", 2, last_fetched_epoch=3), name="Fetch last epoch 3")
     walk.ask(1, 12, fetch_body("fetched", 2, last_fetched_epoch=0), name="Fetch last epoch 0")

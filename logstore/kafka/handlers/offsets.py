@@ -49,6 +49,8 @@ def opened_partition(call: Call, topic: Topic, number: int) -> Partition:
     """As `partition_of`.  A declared partition of an internal topic is made: Metadata shows it."""
     opened = topic.opened(number)
     if opened is None:
+        if number < 0:  # a `Topic` counts it from the end
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         call.wait()
         if topic.name in INTERNAL_TOPICS:
             return call.broker.store.topic_changes.make_partition(topic, number)

@@ -748,6 +748,19 @@ def produce_records_that_are_refused(walk: Walk) -> None:
 
 
 @case
+def produce_to_a_partition_twice(walk: Walk) -> None:
+    walk.topic("twice", 2)
+    raw = at(START_MS, b"a")
+    rows = [{"index": number, "records": raw} for number in (0, 1, 0)]
+    body = produce_body("twice", None)
+    body["topic_data"][0]["partition_data"] = rows
+    # A broker appends the last batch, loses the others, and answers one row.
+    every = {"error_code": (0, 42), "base_offset": (0, -1), "log_start_offset": (0, -1)}
+    every |= {"partition_responses": (ABSENT, ...), "index": (1, 0)}
+    walk.ask(0, 9, body, name="Produce twice", we=every)
+
+
+@case
 def topics_by_id(walk: Walk) -> None:
     known = walk.topic("by-id", 2)
     good = at(START_MS, b"a", b"b")

@@ -159,6 +159,32 @@ def test_produce_to_topics_that_are_not_there(store: Store, peer: Peer) -> None:
     assert produce(peer, "__consumer_offsets", batch(b"a"))["error_code"] == 17
 
 
+@pytest.mark.parametrize("version", [3, 9, 12])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_partition_that_is_named_twice_gets_no_batch(
+    store: Store, peer: Peer, version: int, apart: bool
+) -> None:
+    """Clients keep answers by partition: of two answers they would see one."""
+    store.create_topic("t", partitions=2)
+    rows = [{"index": number, "records": batch(b"x")} for number in (0, 1, 0)]
+    topics = [rows[:2], rows[2:]] if apart else [rows]
+    body = produce_body("t", None)
+    body["topic_data"] = [{"name": "t", "partition_data": each} for each in topics]
+    answer = peer.ask(PRODUCE, version, body)
+    rows = [row for each in answer["responses"] for row in each["partition_responses"]]
+    assert [row["error_code"] for row in rows] == [ErrorCode.INVALID_REQUEST] * 3
+    assert values(store, "t") == values(store, "t", 1) == []
+
+
+def test_a_topic_may_be_named_twice(store: Store, peer: Peer) -> None:
+    store.create_topic("t", partitions=2)
+    body = produce_body("t", batch(b"x"))
+    body["topic_data"] += produce_body("t", batch(b"y"), partition=1)["topic_data"]
+    answer = peer.ask(PRODUCE, 9, body)
+    assert [each["partition_responses"][0]["error_code"] for each in answer["responses"]] == [0, 0]
+    assert values(store, "t") + values(store, "t", 1) == [b"x", b"y"]
+
+
 def test_settings_of_the_topic_decide(store: Store, peer: Peer) -> None:
     store.create_topic("small", config={"max.message.bytes": 200})
     row = produce(peer, "small", batch(bytes(500)))

@@ -262,6 +262,10 @@ def _refusal(call: Call, rows: list[tuple[Topic | None, dict[str, Any]]]) -> Kaf
     """Return what is wrong with the request as a whole."""
     if call.body["acks"] not in (-1, 0, 1):
         return KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+    places = [(topic.name, each["index"]) for topic, each in rows if topic is not None]
+    if len(set(places)) < len(places):
+        # Clients keep answers by partition: of two answers they would see one.
+        return KafkaError(ErrorCode.INVALID_REQUEST, "a partition is in the request twice")
     ids = set()
     for _, each in rows:
         records = each["records"]

@@ -1300,7 +1300,8 @@ def init_producer_id(walk: Walk) -> None:
     for timeout in (0, -1, 900_000, 900_001):
         walk.ask(22, 5, init("init", timeout=timeout), retry={51})
     walk.ask(22, 5, init(None, timeout=0))
-    walk.ask(22, 5, init(None, producer=(7, 3)))
+    for producer in ((7, 3), (7, -1), (-1, 3)):
+        walk.ask(22, 5, init(None, producer=producer))
     producer_id, epoch = walk.producer("init")
     walk.ask(22, 5, init("init", producer=(producer_id, -1)))
     walk.ask(22, 5, init("init", producer=(-1, epoch)))
@@ -1338,6 +1339,9 @@ def transactions_that_are_not_there(walk: Walk) -> None:
             walk.ask(28, version, txn_commit(who, "g"), name=f"TxnOffsetCommit {name}")
         walk.ask(24, version, add(mine, "tx-none", "never-made"), name="AddPartitionsToTxn two")
         walk.ask(24, version, add(mine), name="AddPartitionsToTxn none")
+        for internal in ("__consumer_offsets", "__transaction_state"):
+            name = "AddPartitionsToTxn internal"
+            walk.ask(24, version, add(mine, "tx-none", internal), name=name)
         walk.ask(26, version, mine | {"committed": True}, name="EndTxn of Empty", retry={51})
         walk.ask(26, version, mine | {"committed": False}, name="EndTxn of Empty", retry={51})
     raw = at(START_MS, b"a", producer=(producer_id, epoch, 0), transactional=True)
@@ -1449,6 +1453,7 @@ def a_transaction_of_version_2(walk: Walk) -> None:
     produce("no id", epoch, 0, transactional_id=None)
     produce("unknown producer", epoch, 0, producer=99_999)
     produce("newer epoch", epoch + 1, 0)
+    walk.ask(26, 5, fields(epoch) | {"producer_id": -1, "committed": True}, name="EndTxn of none")
     end("commit Empty", epoch, commit=True)
     end("abort Empty", epoch, commit=False)
     end("abort Empty again", epoch, commit=False)

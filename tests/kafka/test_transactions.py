@@ -9,9 +9,10 @@ import pytest
 
 import logstore
 from logstore import Store
-from logstore.coordinators.internal_topics import TRANSACTION_STATE
+from logstore.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from logstore.coordinators.transaction_coordinator import Transactions
 from logstore.coordinators.transaction_state import TransactionMetadata, decode_key
+from logstore.kafka.protocol.errors import ErrorCode
 from logstore.kafka.server import KafkaServer
 from logstore.testing.fixtures import KafkaServerUnderTest
 from logstore.testing.io import record_io
@@ -141,6 +142,36 @@ def test_offsets_are_added_by_their_commit(peer: Peer, store: Store) -> None:
         assert groups.committed("g") == {}
         client.next(client.end(commit=commit))
     assert groups.committed("g")[logstore.TopicPartition("t", 0)].offset == 7
+
+
+@pytest.mark.parametrize("topic", [CONSUMER_OFFSETS, TRANSACTION_STATE])
+def test_no_client_adds_an_internal_topic(peer: Peer, store: Store, topic: str) -> None:
+    """Else its EndTxn would write markers into the records of the coordinators."""
+    store.create_topic("t")
+    client = Client(peer)
+    assert client.commit_offset("g", 1) == 0
+    client.next(client.end(commit=True))
+    number = store[topic].partition_numbers[0]
+    asked = {f"v3_and_below_{name}": value for name, value in client.fields.items()}
+    asked["v3_and_below_topics"] = [
+        {"name": topic, "partitions": [number]},
+        {"name": "t", "partitions": [0]},
+    ]
+    internal, other = peer.ask(24, 3, asked)["results_by_topic_v3_and_below"]
+    [row] = internal["results_by_partition"]
+    assert row["partition_error_code"] == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    [row] = other["results_by_partition"]
+    assert row["partition_error_code"] == ErrorCode.OPERATION_NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize("given", [(7, -1), (-1, 3)])
+def test_half_an_identity_is_no_identity(peer: Peer, given: tuple[int, int]) -> None:
+    asked: dict[str, Any] = {"transactional_id": None, "transaction_timeout_ms": 60_000}
+    asked["producer_id"], asked["producer_epoch"] = given
+    for name in (None, "tx"):
+        answer = peer.ask(22, 4, asked | {"transactional_id": name})
+        assert answer["error_code"] == ErrorCode.INVALID_REQUEST
+        assert (answer["producer_id"], answer["producer_epoch"]) == (-1, -1)
 
 
 def test_a_batch_that_does_not_begin_at_0_is_refused(peer: Peer, store: Store) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from logstore.config import ConfigError
-from logstore.coordinators.internal_topics import CONSUMER_OFFSETS
+from logstore.coordinators.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
 from logstore.coordinators.quorum.outcome import Outcome
 from logstore.coordinators.transaction_coordinator import Transactions
 from logstore.coordinators.transaction_state import TransactionMetadata
@@ -87,7 +87,7 @@ def _check_id(
     known = _transactions(call).state_of(transactional_id)
     if known is None or (
         producer_id != known.producer_id
-        and not (or_previous and producer_id == known.previous_producer_id)
+        and not (or_previous and producer_id == known.previous_producer_id >= 0)
     ):
         raise KafkaError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 
@@ -113,11 +113,11 @@ def init_producer_id(call: Call) -> dict[str, Any] | Pending:
     body = call.body
     refused = {"producer_id": -1, "producer_epoch": -1}
     name = body["transactional_id"]
+    given = body["producer_id"], body["producer_epoch"]
+    if name == "" or (given[0] == -1) != (given[1] == -1):
+        return refused | {"error_code": ErrorCode.INVALID_REQUEST}
     if name is None:
         return {"producer_id": call.broker.take_producer_id(), "producer_epoch": 0}
-    given = body["producer_id"], body["producer_epoch"]
-    if not name or (given[0] == -1) != (given[1] == -1):
-        return refused | {"error_code": ErrorCode.INVALID_REQUEST}
     timeout = body["transaction_timeout_ms"]
     if not 0 < timeout <= call.broker.config.transaction_max_timeout_ms:
         return refused | {"error_code": ErrorCode.INVALID_TRANSACTION_TIMEOUT}
@@ -152,7 +152,10 @@ def add_partitions_to_txn(call: Call) -> dict[str, Any] | Pending:
         for number in topic["partitions"]
     }
     for topic, number in rows:
-        if number not in call.broker.topology.numbers(topic):
+        if topic in INTERNAL_TOPICS:
+            # Only the coordinators add these: the end of a transaction writes markers into them.
+            rows[topic, number] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif number not in call.broker.topology.numbers(topic):
             rows[topic, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if any(rows.values()):
         rows = {each: code or ErrorCode.OPERATION_NOT_ATTEMPTED for each, code in rows.items()}

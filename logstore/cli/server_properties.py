@@ -104,6 +104,7 @@ class ServerProperties:
         given = dict(settings)
         controllers = set(_listed(given.get("controller.listener.names", "")))
         addresses = _without(controllers, given.pop("listeners", ""))
+        _check_protocols(addresses, given.get("listener.security.protocol.map", ""))
         advertised = _without(controllers, given.pop("advertised.listeners", ""))
         if advertised:
             given["advertised.listeners"] = advertised[0]
@@ -141,6 +142,15 @@ def _check_names(listener: Iterable[str]) -> None:
             raise ConfigError(f"unknown setting {name!r}; did you mean {near[0]!r}?")
 
 
+def _check_protocols(addresses: Iterable[str], protocols: str) -> None:
+    """Refuse a listener that a broker would protect."""
+    from logstore.kafka.network.acceptor import check_protocol  # slow to import
+
+    known = dict(each.split(":", 1) for each in _listed(protocols) if ":" in each)
+    for name in (each.partition("://")[0] for each in addresses):
+        check_protocol(name, known.get(name, name))
+
+
 def _membership(given: dict[str, str]) -> Membership | None:
     """Take the settings of a node of a cluster out of `given`, if it names a ZooKeeper."""
     zookeeper = given.pop("zookeeper.connect", "")
@@ -168,7 +178,7 @@ def read_properties(text: str) -> dict[str, str]:
     r"""Return the settings of a server.properties: ``name=value``, ``#``, ``\`` at a line's end."""
     found: dict[str, str] = {}
     line = ""
-    for piece in text.splitlines():
+    for piece in [*text.removesuffix("\\").splitlines(), ""]:
         line += piece.strip() if line else piece.lstrip()
         if line.startswith(("#", "!")) or not line:
             line = ""

@@ -27,7 +27,7 @@ from logstore.kafka.faults import Faults
 from logstore.kafka.handlers.fetch_sessions import FetchSessions
 from logstore.kafka.handlers.versions import unsupported
 from logstore.kafka.metrics import ApiCounts, TopicCounts
-from logstore.kafka.network.acceptor import parse_address
+from logstore.kafka.network.acceptor import parse_advertised
 from logstore.kafka.network.connection import FETCH, PRODUCE, Connection, Slot
 from logstore.kafka.network.memory import Memory
 from logstore.kafka.network.outgoing import Outgoing, Pieces
@@ -433,8 +433,7 @@ def _topology(store: Store, config: KafkaConfig, node: Node | None) -> Topology:
         return Clustered(node)
     advertised = None
     if config.advertised_listeners:
-        _, host, port = parse_address(config.advertised_listeners)
-        advertised = NodeRow(store.identity.node_id, host, port)
+        advertised = NodeRow(store.identity.node_id, *parse_advertised(config.advertised_listeners))
     return Alone(store, advertised)
 
 

@@ -295,7 +295,7 @@ def test_a_server_properties_of_a_broker(command: Command, serve: Serve) -> None
 # ---- in this process ----
 
 
-def test_exit_codes(command: Command) -> None:
+def test_exit_codes(command: Command, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert address in command("serve", "--listen", address, code=3).err
@@ -320,6 +320,45 @@ def test_exit_codes(command: Command) -> None:
     assert "no such descriptor" in command("serve", "--ready-fd", 987, code=1).err
     assert "NAME[:PARTITIONS]" in command("serve", "--create-topic", "a:b", code=1).err
     command("serve", "--config-file", command.store / "missing", code=2)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    assert str(binary) in command("serve", "--config-file", binary, code=1).err
+
+
+def test_a_start_that_fails_makes_no_directory(command: Command, tmp_path: Path) -> None:
+    free = ("--listen", "127.0.0.1:0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        assert address in command("serve", "--listen", address, code=3).err
+        for option, value in (("--control-listen", address), ("--metrics", port), ("--ui", port)):
+            assert str(port) in command("serve", *free, option, value, code=3).err
+    for address in ("x", "a:1,b:2", "A://127.0.0.1:0,B://127.0.0.1:0"):
+        assert "host:port" in command("serve", "--listen", address, code=1).err
+    for option, value in (
+        ("--create-topic", "a:b"), ("--create-topic", "a b"), ("--create-topic", "a:0"),
+        ("--fault", "x"), ("--metrics", "x"), ("--control-listen", "x"), ("--advertise", "x"),
+    ):  # fmt: skip
+        command("serve", *free, option, value, code=1)
+    for address in (":9092", "host:0", "0.0.0.0:9092", "[::]:9092"):
+        err = command("serve", *free, "--advertise", address, code=1).err
+        assert "clients cannot connect to" in err
+    assert not command.store.exists()
+
+
+def test_no_listener_is_served_in_plain_text_that_asks_for_more(
+    command: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "server.properties"
+    for lines in (
+        "listeners=SSL://127.0.0.1:0",
+        "listeners=PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0",
+        "listeners=OUT://127.0.0.1:0\nlistener.security.protocol.map=IN:PLAINTEXT, OUT:SASL_SSL",
+    ):
+        file.write_text(lines)
+        assert "neither TLS nor SASL" in command("serve", "--config-file", file, code=1).err
+    assert "neither TLS nor SASL" in command("serve", "--listen", "SSL://127.0.0.1:0", code=1).err
+    assert not command.store.exists()
 
 
 def test_a_server_whose_loop_ends_by_an_error_ends_with_6(
@@ -374,6 +413,7 @@ def test_properties_are_read_as_kafka_reads_them() -> None:
     }  # fmt: skip
     with pytest.raises(click.UsageError, match="name=value"):
         read_properties("alone")
+    assert read_properties("a=1\nb=2\\") == {"a": "1", "b": "2"}, "the last line goes on nowhere"
 
 
 def test_names_of_a_broker_are_sorted_by_what_they_are_for() -> None:

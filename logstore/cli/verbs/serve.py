@@ -34,6 +34,7 @@ from logstore.cli.systemd import listening_sockets, notify, reloading, watchdog_
 
 if TYPE_CHECKING:
     from logstore.kafka.clustering.served_node import ServedNode
+    from logstore.kafka.config import KafkaConfig
     from logstore.kafka.server import KafkaServer
 
 __all__ = ["serve_verb"]
@@ -160,6 +161,13 @@ def serve_verb(
 
     config = KafkaConfig.of(properties.listener)
     _check_descriptor(ready_fd)
+    made = [_topic(text) for text in topics]
+    _check_listener(config, faults)
+    bound: list[str | socket.socket] = [*listening_sockets(), *(listen or properties.addresses)]
+    bound = bound or [DEFAULT]
+    if not os.path.lexists(session.path):
+        with _busy_if_taken():
+            _check_addresses(bound, control, metrics, ui)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(
             session.writing(
@@ -169,13 +177,12 @@ def serve_verb(
                 alone=member is None,
             )
         )
-        for text in topics:
-            _create(store, text)
+        for name, count in made:
+            store.create_topic(name, partitions=count, exist_ok=True)
         handler = stack.enter_context(_request_log(request_log)) if request_log else None
-        bound: list[str | socket.socket] = [*listening_sockets(), *(listen or properties.addresses)]
         served = None
         if member is None:
-            server = KafkaServer(store, bound or DEFAULT, config=config, maintain=maintenance)
+            server = KafkaServer(store, bound, config=config, maintain=maintenance)
         else:
             from logstore.kafka.clustering.served_node import ServedNode
 
@@ -184,7 +191,7 @@ def serve_verb(
                     store,
                     node_id=member.node_id,
                     metadata=member.session,
-                    listen=bound or DEFAULT,
+                    listen=bound,
                     config=config,
                     node_config=member.settings,
                     maintain=maintenance,
@@ -247,7 +254,10 @@ def _properties(
     """Return the settings of the file, of ``-c`` and of the options; the last one counts."""
     given: dict[str, str] = {}
     if path is not None:
-        given |= read_properties(Path(path).read_text("utf-8"))
+        try:
+            given |= read_properties(Path(path).read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"{path} is no text in UTF-8: {error.reason}") from None
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals:
@@ -279,11 +289,54 @@ def _check_descriptor(descriptor: int | None) -> None:
             raise click.UsageError(f"--ready-fd {descriptor}: no such descriptor") from None
 
 
-def _create(store: logstore.Store, text: str) -> None:
+def _topic(text: str) -> tuple[str, int]:
+    """Return the name and the number of partitions of a topic to make."""
+    from logstore.store.topic import check_topic_name
+
     name, _, count = text.partition(":")
-    if count and not count.isdigit():
+    if count and (not count.isdigit() or not int(count)):
         raise click.UsageError(f"--create-topic takes NAME[:PARTITIONS], not {text!r}")
-    store.create_topic(name, partitions=int(count or 1), exist_ok=True)
+    return check_topic_name(name), int(count or 1)
+
+
+def _check_listener(config: KafkaConfig, faults: tuple[str, ...]) -> None:
+    """Refuse what the listener would refuse, before the store is opened."""
+    from logstore.kafka.faults import Faults
+    from logstore.kafka.network.acceptor import parse_advertised
+
+    if config.advertised_listeners:
+        parse_advertised(config.advertised_listeners)
+    rules = Faults()
+    for spec in faults:
+        rules.add(spec)
+
+
+def _check_addresses(
+    listen: list[str | socket.socket], control: str | None, metrics: str | None, ui: int | None
+) -> None:
+    """Bind all addresses together and release them, before a directory is made.
+
+    Only then: of a store that another process serves, that process is named and not its address.
+    """
+    from logstore.kafka.network.acceptor import check_protocol, parse_address
+
+    wanted = [(each, "") for each in listen if isinstance(each, str)]
+    if control is not None:
+        wanted.append((control, ""))
+    if metrics is not None:
+        wanted.append((metrics if ":" in metrics else f"127.0.0.1:{metrics}", " for the metrics"))
+    if ui is not None:
+        wanted.append((f"127.0.0.1:{ui}", " for the page"))
+    with contextlib.ExitStack() as stack:
+        for address, purpose in wanted:
+            name, host, port = parse_address(address)
+            check_protocol(name, name)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                stack.enter_context(socket.create_server((host, port), family=family))
+            except OSError as error:
+                text = f"cannot listen on {address}{purpose}: {error.strerror}"
+                raise OSError(error.errno, text) from error
 
 
 # ---- what runs ----

@@ -108,7 +108,11 @@ class UiServer(ThreadingHTTPServer):
         self.key = secrets.token_urlsafe(16)
         self.ending = threading.Event()
         self.tails = threading.BoundedSemaphore(TAILS_MAX)
-        super().__init__(("127.0.0.1", port), _Handler)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            text = f"cannot listen on 127.0.0.1:{port} for the page: {error.strerror}"
+            raise OSError(error.errno, text) from error
         self.port: int = self.server_address[1]
         self.hosts = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]")}
         if self.port == 80:

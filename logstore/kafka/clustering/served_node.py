@@ -16,7 +16,7 @@ from logstore.config import ConfigError
 from logstore.kafka.clustering.coordinating import Coordinating
 from logstore.kafka.clustering.peers import TcpPeers
 from logstore.kafka.config import KafkaConfig
-from logstore.kafka.network.acceptor import bind, parse_address
+from logstore.kafka.network.acceptor import bind, parse_address, parse_advertised
 from logstore.kafka.server import KafkaServer
 from logstore.replication.config import NodeConfig
 from logstore.replication.metadata import Metadata
@@ -46,7 +46,7 @@ class ServedNode(Closeable):
         )
         host, port = listeners[0].address
         if settings.advertised_listeners:
-            _, host, port = parse_address(settings.advertised_listeners)
+            host, port = parse_advertised(settings.advertised_listeners)
         node_settings = NodeConfig.of(node_config)
         self._addresses = _peer_addresses(node_settings.logstore_peer_addresses)
         peers = TcpPeers(node_id, self._address, node_settings.replica_socket_timeout_ms / 1000)

@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable
 from logstore.config import ConfigError
 from logstore.kafka.network.connection import Connection
 
-__all__ = ["Acceptor", "Listener", "Pace", "bind", "is_loopback", "parse_address"]
+__all__ = [
+    *("Acceptor", "Listener", "Pace", "bind", "check_protocol", "is_loopback"),
+    *("parse_address", "parse_advertised"),
+]
 
 log = logging.getLogger("logstore.kafka")
 
@@ -46,9 +49,27 @@ def parse_address(text: str) -> tuple[str, str, int]:
     host, colon, port = rest.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not colon or not port.isdigit() or int(port) > 65_535:
+    several = "," in text or ":" in name
+    if several or not colon or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f"an address is host:port, such as 127.0.0.1:9092, not {text!r}")
     return name or "PLAINTEXT", host, int(port)
+
+
+def parse_advertised(text: str) -> tuple[str, int]:
+    """Return the host and port that clients are sent to."""
+    _, host, port = parse_address(text)
+    if not host or not port or host in ("0.0.0.0", "::"):
+        raise ConfigError(f"advertised.listeners: clients cannot connect to {text!r}")
+    return host, port
+
+
+def check_protocol(name: str, protocol: str) -> None:
+    """Refuse a listener that a broker would protect."""
+    if protocol in ("SSL", "SASL_PLAINTEXT", "SASL_SSL"):
+        raise ConfigError(
+            f"listener {name} is {protocol}, and there is neither TLS nor SASL yet: use PLAINTEXT, "
+            "on an address that only trusted clients reach"
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -68,6 +89,7 @@ def bind(addresses: Iterable[str | socket.socket], backlog: int) -> list[Listene
                 name, bound = "PLAINTEXT", address
             else:
                 name, host, port = parse_address(address)
+                check_protocol(name, name)
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 try:
                     bound = socket.create_server((host, port), family=family, backlog=backlog)

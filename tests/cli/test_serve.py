@@ -378,6 +378,33 @@ def test_a_server_whose_loop_ends_by_an_error_ends_with_6(
     assert "error of its own" in command("serve", "--listen", "127.0.0.1:0", code=6).err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_late_signal_does_not_interrupt_the_close_of_the_store(
+    command: Command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """The verb runs in this process; the second signal arrives after the listener is closed."""
+    from logstore.kafka.server import KafkaServer
+
+    closed = []
+    close = logstore.Store.close
+
+    def close_late(store: logstore.Store) -> None:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        close(store)
+        closed.append(store)
+
+    def end(server: KafkaServer, *_: object) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("logstore.cli.verbs.serve.watchdog_seconds", lambda: 1.0)
+    monkeypatch.setattr(KafkaServer, "call_every", end)
+    monkeypatch.setattr(logstore.Store, "close", close_late)
+    before = signal.getsignal(number)
+    command("serve", "--listen", "127.0.0.1:0")
+    assert closed and signal.getsignal(number) is before
+
+
 def test_words_on_a_terminal(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

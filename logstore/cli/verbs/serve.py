@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -169,6 +169,7 @@ def serve_verb(
         with _busy_if_taken():
             _check_addresses(bound, control, metrics, ui)
     with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_Signals())
         store = stack.enter_context(
             session.writing(
                 create=True,
@@ -220,7 +221,8 @@ def serve_verb(
             session.output.flush()
             _tell(ready_fd, ready)
 
-        _serve(server, announce, handler, server.close if served is None else served.close)
+        close = server.close if served is None else served.close
+        _serve(server, announce, handler, close, signals)
 
 
 def _words(store: logstore.Store, durability: str, ready: dict[str, Any]) -> list[str]:
@@ -424,50 +426,68 @@ def _request_log(path: str) -> Iterator[logging.handlers.WatchedFileHandler]:
         file.close()
 
 
+class _Signals:
+    """The signals of a server.  Caught from `catch` on; those before end the start.
+
+    A handler only queues its number: `SimpleQueue.put` may interrupt any call.  The handlers stay
+    until the ``with`` block ends, so that no signal interrupts the close of the store.
+    """
+
+    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.caught: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.ends = 0  # how many of them end the server
+        self._server: KafkaServer | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def catch(self, server: KafkaServer) -> None:
+        """Queue the signals from now on; the second one that ends the server aborts it."""
+        self._server = server
+        for number in self.NUMBERS:
+            self._before[number] = signal.signal(number, self._signalled)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self.caught.put(number)
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self.ends += 1
+            if self.ends > 1 and self._server is not None:
+                self._server.abort()
+
+
 def _serve(
     server: KafkaServer,
     announce: Callable[[], None],
     request_log: logging.handlers.WatchedFileHandler | None,
     close: Callable[[], object],
+    signals: _Signals,
 ) -> None:
-    """Announce that the server is ready, and act on signals until one ends it.
-
-    A signal handler only queues its number: `SimpleQueue.put` may interrupt any call.
-    """
-    caught: queue.SimpleQueue[int] = queue.SimpleQueue()
-    ends = 0
-
-    def signalled(number: int, frame: FrameType | None) -> None:
-        nonlocal ends
-        caught.put(number)
-        if number in (signal.SIGTERM, signal.SIGINT):
-            ends += 1
-            if ends > 1:
-                server.abort()
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-    before = {number: signal.signal(number, signalled) for number in numbers}
-    try:
-        announce()
-        status = f"STATUS=ready on {server.bootstrap_servers}"
-        notify(f"READY=1\n{status}")
-        seconds = watchdog_seconds()
-        if seconds is not None:
-            server.call_every(seconds, lambda: notify("WATCHDOG=1"))
-        for number in _until_ended(server, caught):
-            if number == signal.SIGUSR1:
-                _print_metrics(server)
-            else:
-                notify(reloading())
-                if request_log is not None:
-                    request_log.reopenIfNeeded()
-                notify(f"READY=1\n{status}")
-        notify("STOPPING=1")
-        close()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if ends > 1:
+    """Announce that the server is ready, and act on signals until one ends it."""
+    signals.catch(server)
+    announce()
+    status = f"STATUS=ready on {server.bootstrap_servers}"
+    notify(f"READY=1\n{status}")
+    seconds = watchdog_seconds()
+    if seconds is not None:
+        server.call_every(seconds, lambda: notify("WATCHDOG=1"))
+    for number in _until_ended(server, signals.caught):
+        if number == signal.SIGUSR1:
+            _print_metrics(server)
+        else:
+            notify(reloading())
+            if request_log is not None:
+                request_log.reopenIfNeeded()
+            notify(f"READY=1\n{status}")
+    notify("STOPPING=1")
+    close()
+    if signals.ends > 1:
         raise exits.CommandError(exits.INTERRUPTED, "connections were closed at once")
 
 

@@ -10,6 +10,7 @@ open the store readonly, so they work while another process writes to it.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # At Python's default of 700 objects the imports alone cause dozens of collections: 5 ms.
         gc.set_threshold(COLLECT_AFTER)
+        _open_standard_streams()
     try:
         from logstore.cli.command import run
     except ModuleNotFoundError as error:
@@ -41,3 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # cycles first, which takes a fifth of the time of a short command.
         gc.freeze()
     return code
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null for standard streams that are closed, as a shell does by ``>&-``.
+
+    Else their numbers are those of the next files, such as the segments of a store.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the least number that is free: all below are open
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

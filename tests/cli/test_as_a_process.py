@@ -257,3 +257,18 @@ def test_a_full_disk_behind_stdout_is_told_in_one_line(command: Command) -> None
         with open("/dev/full", "wb") as full:
             process = command.start(*arguments, stdout=full)
         assert finish(process) == (6, b"", b"logstore: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_like_dev_null(
+    command: Command, tmp_path: Path, closed: str
+) -> None:
+    """Else a file of the store gets the number of a stream."""
+    command.fill()
+    (tmp_path / "lines").write_text("one\n")
+    line = command.line("write", "-p", 0, "orders", tmp_path / "lines")
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *line]
+    ended = subprocess.run(line, capture_output=True, timeout=LONG, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    with logstore.open(command.store, readonly=True) as store:
+        assert [record.value for record in store["orders"][0]][-1] == b"one"

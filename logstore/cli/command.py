@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import click
 
 import logstore
 from logstore.cli import exits
+from logstore.cli.output import forget_stdout
 from logstore.cli.session import Session, output_option, store_option
 
 __all__ = ["root", "run"]
@@ -158,14 +158,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         )
         session.finish()
     except (_ClosedPipe, BrokenPipeError):
-        _forget_stdout()
+        forget_stdout()
         return exits.OK
     except _Interrupted as interrupted:
         if isinstance(interrupted.error, logstore.LogStoreError):
             return _failed(interrupted.error, session)
         with contextlib.suppress(BrokenPipeError):
             session.finish()
-        _forget_stdout()
+        forget_stdout()
         return exits.INTERRUPTED
     except (KeyboardInterrupt, click.Abort):
         return exits.INTERRUPTED
@@ -185,17 +185,6 @@ def _failed(error: BaseException, session: Session) -> int:
     try:
         session.finish()
     except OSError:  # the pipe is closed, or stdout is a file on a full disk
-        _forget_stdout()
+        forget_stdout()
     exits.tell(error)
     return exits.exit_code(error)
-
-
-def _forget_stdout() -> None:
-    """Redirect stdout to /dev/null, so that flushing its buffer at exit does not raise."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
-    finally:
-        os.close(nowhere)

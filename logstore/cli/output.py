@@ -8,6 +8,7 @@ columns are printed and rich is not imported.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -16,7 +17,7 @@ from logstore.cli import exits
 from logstore.cli.text import json_text, printable, size_text
 from logstore.times import time_text
 
-__all__ = ["FORMATS", "Column", "Output"]
+__all__ = ["FORMATS", "Column", "Output", "forget_stdout"]
 
 FORMATS = ("table", "json", "jsonl", "csv")
 
@@ -189,3 +190,14 @@ def _csv_cell(value: Any) -> Any:
     if isinstance(value, bool | dict | list | tuple):
         return json_text(value)
     return printable(value) if isinstance(value, str) else value
+
+
+def forget_stdout() -> None:
+    """Redirect stdout to /dev/null, so that flushing its buffer at exit does not raise."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+    finally:
+        os.close(nowhere)

@@ -258,6 +258,41 @@ def test_a_second_signal_closes_the_connections_at_once(command: Command, serve:
         assert store.recovery.clean, "the store was closed nevertheless"
 
 
+def test_a_server_whose_stdout_nobody_reads(command: Command) -> None:
+    """It is ready all the same."""
+    gone, broken = os.pipe()
+    reading, writing = os.pipe()
+    os.close(gone)
+    process = command.start(
+        *("serve", "--listen", "127.0.0.1:0", "--ready-fd", writing),
+        stdout=broken,
+        pass_fds=[writing],
+    )
+    os.close(broken)
+    os.close(writing)
+    with os.fdopen(reading) as ready:
+        host, _, port = json.load(ready)["listeners"]["PLAINTEXT"].rpartition(":")
+    with Peer((host, int(port))) as peer:
+        assert peer.ask(API_VERSIONS, 0, {})["error_code"] == 0
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0
+    assert b"cannot tell that it is ready: Broken pipe" in err
+
+
+def test_a_request_log_on_a_full_disk_is_told_once(command: Command, serve: Serve) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    served = serve("--request-log", "/dev/full")
+    with Peer(served.address()) as peer:
+        for _ in range(3):
+            assert peer.ask(API_VERSIONS, 0, {})["error_code"] == 0
+    code, err = served.end()
+    assert code == 0
+    assert err.count("No space left on device") == 1, err
+    assert "Traceback" not in err
+
+
 def test_a_killed_server_is_not_shown_as_one(command: Command, serve: Serve) -> None:
     served = serve()
     assert find_listener(command.store) is not None
@@ -319,6 +354,9 @@ def test_exit_codes(command: Command, tmp_path: Path) -> None:
     assert "fail:API" in command("serve", "--listen", "127.0.0.1:0", "--fault", "x", code=1).err
     assert "no such descriptor" in command("serve", "--ready-fd", 987, code=1).err
     assert "NAME[:PARTITIONS]" in command("serve", "--create-topic", "a:b", code=1).err
+    with open(os.devnull) as unwritable:
+        err = command("serve", "--ready-fd", unwritable.fileno(), code=1).err
+    assert "cannot be written to" in err
     command("serve", "--config-file", command.store / "missing", code=2)
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import logging.handlers
@@ -17,6 +18,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ import click
 
 import logstore
 from logstore.cli import exits
+from logstore.cli.output import forget_stdout
 from logstore.cli.server_properties import ServerProperties, read_properties
 from logstore.cli.session import InputFile, Integer, Session, durability_option, pass_session, verb
 from logstore.cli.systemd import listening_sockets, notify, reloading, watchdog_seconds
@@ -214,12 +217,20 @@ def serve_verb(
         stack.enter_context(_named(store.path, ready))
 
         def announce() -> None:
-            if session.output.terminal:
-                session.output.one(ready, words=_words(store, durability, ready))
-            else:
-                click.echo(json.dumps(ready))
-            session.output.flush()
-            _tell(ready_fd, ready)
+            # It serves also if nobody reads the line: a pipe is closed, or a disk is full.
+            try:
+                if session.output.terminal:
+                    session.output.one(ready, words=_words(store, durability, ready))
+                else:
+                    click.echo(json.dumps(ready))
+                session.output.flush()
+            except OSError as error:
+                _complain(error)
+                forget_stdout()
+            try:
+                _tell(ready_fd, ready)
+            except OSError as error:
+                _complain(error)
 
         close = server.close if served is None else served.close
         _serve(server, announce, handler, close, signals)
@@ -286,9 +297,11 @@ def _check_descriptor(descriptor: int | None) -> None:
     """Refuse a descriptor that is not open, before the store is opened."""
     if descriptor is not None:
         try:
-            os.fstat(descriptor)
-        except OSError:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        except (OSError, ValueError):
             raise click.UsageError(f"--ready-fd {descriptor}: no such descriptor") from None
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            raise click.UsageError(f"--ready-fd {descriptor}: it cannot be written to")
 
 
 def _topic(text: str) -> tuple[str, int]:
@@ -406,10 +419,25 @@ def _named(store: Path, ready: dict[str, Any]) -> Iterator[None]:
         forget_listener(store)
 
 
+class _RequestLog(logging.handlers.WatchedFileHandler):
+    """The file of the request log.  If lines cannot be written, this is told once, not each."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._told:
+            self._told = True
+            click.echo(f"logstore: --request-log loses lines: {sys.exc_info()[1]}", err=True)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what is left in the buffer
+            super().close()
+
+
 @contextlib.contextmanager
 def _request_log(path: str) -> Iterator[logging.handlers.WatchedFileHandler]:
     """Write the request log to a file, in a thread of its own: the loop does not wait for it."""
-    file = logging.handlers.WatchedFileHandler(path)
+    file = _RequestLog(path)
     lines: queue.SimpleQueue[Any] = queue.SimpleQueue()
     listener = logging.handlers.QueueListener(lines, file)
     enqueue = logging.handlers.QueueHandler(lines)
@@ -510,6 +538,10 @@ def _print_metrics(server: KafkaServer) -> None:
     from logstore.kafka.metrics import metrics_text
 
     click.echo(metrics_text(server.metrics()), err=True, nl=False)
+
+
+def _complain(error: OSError) -> None:
+    click.echo(f"logstore: cannot tell that it is ready: {error.strerror}", err=True)
 
 
 def _tell(descriptor: int | None, ready: dict[str, Any]) -> None:

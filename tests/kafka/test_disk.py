@@ -101,6 +101,42 @@ def test_a_topic_that_cannot_be_made(store: Store, server: KafkaServer, peer: Pe
     assert {"new", "auto"} <= set(store)
 
 
+def test_no_path_of_the_server_is_told(store: Store, server: KafkaServer, peer: Peer) -> None:
+    new = {"name": "new", "num_partitions": 1, "replication_factor": 1}
+    full = Fault.fail(errno.ENOSPC, ("mkdir", "pwrite", "allocate"), forever=True)
+    with inject_io(full, root=store.path):
+        answer = peer.ask(PRODUCE, 9, produce_body("bad", batch(b"x")))
+        refused = [answer["responses"][0]["partition_responses"][0]]
+        refused += peer.ask(CREATE_TOPICS, 5, {"topics": [new], "timeout_ms": 1000})["topics"]
+    for row in refused:
+        assert row["error_code"] == STORAGE
+        assert "No space left" in row["error_message"]
+        assert str(store.path.parent) not in row["error_message"]
+
+
+def test_coordinators_on_a_full_disk_are_not_available(
+    store: Store, server: KafkaServer, peer: Peer
+) -> None:
+    """As a broker's: clients look for the coordinator and try again, and do not give up."""
+    row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+    commit = {"group_id": "g", "topics": [{"name": "good", "partitions": [row]}]}
+    init = {"transactional_id": "tx", "transaction_timeout_ms": 60_000}
+    heartbeat = {
+        "group_id": "new", "member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 9_000,
+        "subscribed_topic_names": ["good"], "topic_partitions": [],
+    }  # fmt: skip
+
+    def codes() -> list[int]:
+        committed = peer.ask(8, 7, commit)["topics"][0]["partitions"][0]["error_code"]
+        others = (peer.ask(22, 4, init), peer.ask(68, 1, heartbeat))
+        return [committed, *(each["error_code"] for each in others)]
+
+    full = Fault.fail(errno.ENOSPC, ("mkdir", "pwrite", "allocate"), forever=True)
+    with inject_io(full, root=store.path):
+        assert codes() == [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3
+    assert codes() == [0, 0, 0]
+
+
 def test_acks_0_on_a_full_disk_closes_the_connection(store: Store, server: KafkaServer) -> None:
     full = Fault.fail(errno.ENOSPC, ("pwrite", "allocate"), "*bad-0/*", forever=True)
     with inject_io(full, root=store.path), Peer(server.address) as silent:

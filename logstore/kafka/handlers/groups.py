@@ -44,14 +44,21 @@ def _code(name: str) -> ErrorCode:
     return ErrorCode[name] if name else ErrorCode.NONE
 
 
+_OF_LOGS = {
+    *(ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.POLICY_VIOLATION),
+    ErrorCode.KAFKA_STORAGE_ERROR,
+}
+
+
 def group_error(error: BaseException) -> ErrorCode:
-    """Return the code for an exception of the coordinator: a closed store has no coordinator."""
+    """Return the code for an exception of the coordinator: a closed store has no coordinator.
+
+    Neither has one on a full disk.  Clients try again then; other codes of a log end them.
+    """
     if isinstance(error, ConfigError):
         return ErrorCode.INVALID_GROUP_ID
     code = error_code(error)
-    if code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.POLICY_VIOLATION):
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    return code
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE if code in _OF_LOGS else code
 
 
 def code_of(result: object) -> ErrorCode:

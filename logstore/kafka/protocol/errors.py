@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import IntEnum
 
 from logstore.config import ConfigError
@@ -208,6 +210,10 @@ def error_code(error: BaseException) -> ErrorCode:
     return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
+# An absolute path, of which the last name is kept.
+_PATH = re.compile(r"(?<![\w.~/])/(?:[^\s/'\":;,]+/)+([^\s/'\":;,]+)")
+
+
 def error_message(error: BaseException) -> str | None:
     """Return the words for a client, without paths of this machine."""
     if isinstance(error, KafkaError):
@@ -218,4 +224,8 @@ def error_message(error: BaseException) -> str | None:
         return f"Topic '{error.topic}' already exists."  # Kafka's words: scripts search for them
     if error_code(error) is ErrorCode.UNKNOWN_SERVER_ERROR:
         return "unexpected error; the server's log has it"
-    return str(error)[:MESSAGE_LENGTH_MAX]
+    words = str(error)
+    if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike):
+        named = os.fspath(error.filename)
+        words = words.replace(named, os.path.basename(named))
+    return _PATH.sub(r"\1", words)[:MESSAGE_LENGTH_MAX]

@@ -137,7 +137,7 @@ class RecordTooLargeError(LogStoreError, ValueError):
 class InvalidRecordError(LogStoreError, ValueError):
     """The record breaks a rule of the format or of the partition's configuration.
 
-    ``.reason`` is "crc", "codec", "key", "timestamp" or "transaction"; "" for any other rule.
+    ``.reason`` is "crc", "codec", "key", "size", "timestamp" or "transaction"; "" for another rule.
     """
 
     def __init__(self, message: str = "", *, reason: str = "") -> None:

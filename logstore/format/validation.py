@@ -195,8 +195,9 @@ def _unpacked(header: BatchHeader, payload: bytes, config: PartitionConfig) -> b
     try:
         return codecs.decompress(header.codec, payload, config.max_decompressed_message_bytes)
     except codecs.CodecError as error:
+        reason = "size" if isinstance(error, codecs.CodecLimitError) else "codec"
         raise InvalidRecordError(
-            f"the records cannot be decompressed: {error}", reason="codec"
+            f"the records cannot be decompressed: {error}", reason=reason
         ) from error
 
 

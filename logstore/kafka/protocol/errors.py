@@ -191,6 +191,7 @@ _CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
 _REASONS = {
     "crc": ErrorCode.CORRUPT_MESSAGE,
     "codec": ErrorCode.CORRUPT_MESSAGE,
+    "size": ErrorCode.MESSAGE_TOO_LARGE,
     "timestamp": ErrorCode.INVALID_TIMESTAMP,
     "transaction": ErrorCode.INVALID_TXN_STATE,
 }

@@ -362,6 +362,25 @@ def test_a_peer_that_reads_nothing(
         until(lambda: closed_for(server, "slow") == 1)
 
 
+@pytest.mark.parametrize("gone", ["deleted", "closed"])
+def test_a_log_that_is_gone_while_its_records_are_sent(
+    store: Store, server: KafkaServer, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    """The frame cannot be completed: its peer is closed, and does not wait for the rest."""
+    fill(store, 30 * MIB)  # more than the buffers of the sockets
+    with Peer(server.address) as slow:
+        slow.send(FETCH, 11, fetch_body("t", 0, max_bytes=50 * MIB))
+        size = struct.unpack(">i", slow._exactly(4))[0]
+        assert size > 29 * MIB
+        if gone == "deleted":
+            store.delete_topic("t")
+        else:
+            store["t"][0].close()
+        with pytest.raises((EOFError, ConnectionResetError)):
+            slow._exactly(size)
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 def test_a_refused_peer_that_reads_nothing_is_not_kept(
     store: Store, server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

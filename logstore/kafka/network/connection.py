@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from logstore.errors import ClosedError
 from logstore.kafka.network.memory import Memory
 from logstore.kafka.network.outgoing import (
     CHUNK_BYTES,
@@ -422,12 +423,11 @@ class Connection(asyncio.BufferedProtocol):
             self._bound_chunks(self._outgoing)
             try:
                 chunk = self._outgoing.chunk()
-            except NotCachedError:
+            except (NotCachedError, EOFError, OSError, ClosedError):
+                # What cannot be read at all is left to `_loaded`, too: asyncio calls `_send` in
+                # places where a transport must not be closed.
                 self._loading = True
                 self._owner.load(self._outgoing, self._loaded)
-                return
-            except (EOFError, OSError) as error:
-                self.close("error", f"records cannot be read: {error}")
                 return
             if chunk is None:
                 self._outgoing = None

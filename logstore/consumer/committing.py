@@ -69,9 +69,10 @@ class Committer:
         # `due` first: a commit that fails is not tried again at every poll.
         self.commit_moved(self._positions.sources, "from time to time")
 
-    def commit(self, offsets: Offsets | None = None) -> None:
+    def commit(self, offsets: Offsets | None = None, durability: str | None = None) -> None:
         """Commit these offsets, or the positions; they are durable when it returns."""
-        self._carry_out(self._positions.known() if offsets is None else offsets)
+        given = self._positions.known() if offsets is None else offsets
+        self._carry_out(given, durability=durability)
 
     def commit_later(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
         """Like `commit`, in the background thread of the store."""
@@ -84,6 +85,8 @@ class Committer:
         self,
         offsets: Offsets,
         member: tuple[str, int] | None = None,
+        *,
+        durability: str | None = None,
     ) -> None:
         """Commit, and wait while a rebalance is in progress; `member` None: the current one."""
         if not offsets:
@@ -97,7 +100,7 @@ class Committer:
                 self._coordinator.commit(
                     self.group_id, offsets, member_id=member_id, generation=generation,
                     instance_id=self._instance_id if member_id else None,
-                    held=self._held(offsets, generation),
+                    held=self._held(offsets, generation), durability=durability,
                 )  # fmt: skip
             except RebalanceError as error:
                 if error.code != REBALANCE_IN_PROGRESS or time.monotonic() > deadline:

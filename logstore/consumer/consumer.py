@@ -83,7 +83,8 @@ class Consumer(Closeable):
     before the group removes this consumer; the error names the record.
 
     `on_assigned`, `on_revoked`, `on_lost` get lists of TopicPartition, in the thread that polls.
-    `on_revoked` can still commit offsets, `on_lost` cannot.
+    `on_revoked` can still commit offsets, `on_lost` cannot.  `bell` is rung by every event that
+    a poll waits for; consumers of one thread that only poll with ``timeout=0`` may share it.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Consumer(Closeable):
         on_revoked: Moved | None = None,
         on_lost: Moved | None = None,
         on_corrupt: str = "raise",
+        bell: Bell | None = None,
     ) -> None:
         if isolation not in ("read_uncommitted", "read_committed"):
             raise ConfigError(
@@ -139,7 +141,7 @@ class Consumer(Closeable):
         self.group_id = group_id
         self.timeout = timeout
         chain = InterceptorChain(interceptors)
-        self._bell = Bell()
+        self._bell = Bell() if bell is None else bell
         self._positions = Positions(
             store, self._bell, start=start, committed_only=isolation == "read_committed",
             on_corrupt=on_corrupt,
@@ -242,21 +244,33 @@ class Consumer(Closeable):
 
     # ---- reading ----
 
-    def poll(self, *, max_records: int = 500, timeout: float | None = None) -> list[ReceivedRecord]:
+    def poll(
+        self,
+        *,
+        max_records: int = 500,
+        timeout: float | None = None,
+        partitions: Iterable[tuple[str, int]] | None = None,
+    ) -> list[ReceivedRecord]:
         """Return the next records, at most `max_records`; an empty list after `timeout` seconds.
 
         If `timeout` is None, the consumer's own `timeout` is used.  The records of the poll before
-        count as processed from now on.
+        count as processed from now on.  `partitions`: return records of these only; a partition
+        that is not assigned at the moment has none.
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
         limit = self.timeout if timeout is None else timeout
         deadline = None if limit is None else time.monotonic() + limit
+        wanted = None if partitions is None else frozenset(TopicPartition(*p) for p in partitions)
         self._fetcher.taken = {}  # filled by `take`; read if an interrupt discards its records
         try:
             while True:
+                # A poll that does not wait leaves the bell as it is: the thread may have looked for
+                # other work, or polled another consumer of this bell, since it cleared the bell.
+                if limit is None or limit > 0:
+                    self._bell.clear()
                 self._look_around()
-                records = self._fetcher.take(max_records)
+                records = self._fetcher.take(max_records, wanted)
                 if records:
                     return records
                 left = None if deadline is None else deadline - time.monotonic()
@@ -271,16 +285,19 @@ class Consumer(Closeable):
 
     def _try_poll(self, max_records: int) -> list[ReceivedRecord]:
         """Return the records that are available now, without waiting; of several partitions."""
+        self._bell.clear()
         self._look_around()
         return self._fetcher.take(max_records)
 
     def _look_around(self) -> None:
-        """Do what is due between records: note them as processed, rebalance, auto-commit."""
+        """Do what is due between records: note them as processed, rebalance, auto-commit.
+
+        The caller clears the bell before: a change after that rings it again.
+        """
         self._check_open()
         self._positions.finish()
         self._fetcher.handed_at = None
-        # Clear both signals before looking at the state: a change after this line sets them again.
-        self._bell.clear()
+        # Before looking at the state: a change after this line sets it again.
         self._fetcher.attention = False
         committer, rebalancer = self._committer, self._rebalancer
         membership = None if committer is None else committer.membership
@@ -338,6 +355,7 @@ class Consumer(Closeable):
 
     def _try_run(self) -> Iterable[ReceivedRecord] | None:
         """Return the next run of records of one partition; None if there is none now."""
+        self._bell.clear()
         self._look_around()
         return self._fetcher.next_run()
 
@@ -410,13 +428,14 @@ class Consumer(Closeable):
 
     # ---- committing ----
 
-    def commit(self, offsets: Offsets | None = None) -> None:
+    def commit(self, offsets: Offsets | None = None, *, durability: str | None = None) -> None:
         """Commit the positions, or the given offsets; they are durable when it returns.
 
         All records that were returned so far count as processed.  Raises RebalanceError if this
         consumer is not a member any more: then other members process those records again.
+        `durability` is "fsync" or "os"; the store's by default.
         """
-        self._in_group().commit(offsets)
+        self._in_group().commit(offsets, durability)
 
     def commit_later(self, offsets: Offsets | None = None) -> concurrent.futures.Future[None]:
         """Like `commit`, in the background thread of the store; the future has the result.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from logstore.consumer.positions import Positions
@@ -71,11 +71,19 @@ class Fetcher:
         self.taken: dict[Source, int | None] = {}  # positions before the current poll
         self.handed_at: float | None = None  # when `current` of the positions was returned
 
-    def take(self, max_records: int) -> list[ReceivedRecord]:
-        """Return the records that are available now, without waiting; of several partitions."""
+    def take(
+        self, max_records: int, partitions: Collection[TopicPartition] | None = None
+    ) -> list[ReceivedRecord]:
+        """Return the records that are available now, without waiting; of several partitions.
+
+        `partitions`: read only these.
+        """
         found: list[ReceivedRecord] = []
         began: dict[TopicPartition, int] = {}
         for source in list(self._positions.turn):
+            if partitions is not None and source.partition not in partitions:
+                self._positions.next_turn(source)
+                continue
             at = source.position
             self.taken[source] = at
             try:

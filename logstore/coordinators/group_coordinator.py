@@ -293,6 +293,7 @@ class GroupCoordinator(GroupRooms):
         generation: int = -1,
         instance_id: str | None = None,
         held: Callable[[], bool] = lambda: False,
+        durability: str | None = None,
     ) -> None:
         """Commit offsets for a member, or without a member id for a group that has no members.
 
@@ -302,7 +303,7 @@ class GroupCoordinator(GroupRooms):
         """
         self.commit_later(
             group_id, offsets, member_id=member_id, generation=generation, instance_id=instance_id,
-            held=held,
+            held=held, durability=durability,
         ).result()  # fmt: skip
 
     def commit_later(
@@ -315,6 +316,7 @@ class GroupCoordinator(GroupRooms):
         instance_id: str | None = None,
         held: Callable[[], bool] = lambda: False,
         producer: tuple[int, int] | None = None,
+        durability: str | None = None,
     ) -> Outcome[range]:
         """Like `commit`, or with `producer` like `commit_in_transaction`, without waiting."""
         within = producer is not None
@@ -322,7 +324,9 @@ class GroupCoordinator(GroupRooms):
             group_id, offsets, member_id, generation, instance_id, within, held
         )
         if producer is None:
-            return self.book.commit_later(group_id, offsets, guard=guard)
+            return self.book.commit_later(
+                group_id, offsets, guard=guard, durability=durability
+            )
         return self.book.commit_in_transaction_later(
             group_id, offsets, producer=producer, guard=guard
         )

@@ -114,6 +114,9 @@ from logstore.errors import (
     DivergedError as DivergedError,
 )
 from logstore.errors import (
+    DrainTimeoutError as DrainTimeoutError,
+)
+from logstore.errors import (
     FailedLogError as FailedLogError,
 )
 from logstore.errors import (
@@ -121,6 +124,9 @@ from logstore.errors import (
 )
 from logstore.errors import (
     ForkedHandleError as ForkedHandleError,
+)
+from logstore.errors import (
+    HandlerTimeoutError as HandlerTimeoutError,
 )
 from logstore.errors import (
     IndeterminateAppendError as IndeterminateAppendError,
@@ -168,6 +174,9 @@ from logstore.errors import (
     OutOfOrderSequenceError as OutOfOrderSequenceError,
 )
 from logstore.errors import (
+    PoisonRecordError as PoisonRecordError,
+)
+from logstore.errors import (
     ReadOnlyError as ReadOnlyError,
 )
 from logstore.errors import (
@@ -181,6 +190,9 @@ from logstore.errors import (
 )
 from logstore.errors import (
     ReplicaOfflineError as ReplicaOfflineError,
+)
+from logstore.errors import (
+    StuckWorkersError as StuckWorkersError,
 )
 from logstore.errors import (
     TopicExistsError as TopicExistsError,

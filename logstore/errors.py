@@ -37,6 +37,10 @@
       ClusterMemberError          ValueError     the directory of a node, used without its cluster
       MetadataUnavailableError    TimeoutError   the metadata service does not answer
       ReplicaOfflineError         OSError        this node cannot use its copy of a partition
+      HandlerTimeoutError         TimeoutError   a handler took longer than its time-out
+      DrainTimeoutError           TimeoutError   handlers still ran at the end of a drain
+      StuckWorkersError           RuntimeError   too many handlers do not return
+      PoisonRecordError           RuntimeError   a record that ended its process several times
       LockedError                 OSError        another process or handle has the lock
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
@@ -487,6 +491,29 @@ class LockedError(LogStoreError, OSError):
         super().__init__(errno.EAGAIN, what, os.fspath(path))
         self.path = os.fspath(path)
         self.pid = pid
+
+
+class HandlerTimeoutError(LogStoreError, TimeoutError):
+    """The handler of ``.record`` took longer than ``.seconds``."""
+
+    record: object = None
+    seconds: float = 0.0
+
+
+class DrainTimeoutError(LogStoreError, TimeoutError):
+    """Handlers still ran at the end of a drain: ``.records`` are processed again."""
+
+    records: tuple[object, ...] = ()
+
+
+class StuckWorkersError(LogStoreError, RuntimeError):
+    """More handlers than ``stuck_max`` exceeded their time-out and did not return."""
+
+
+class PoisonRecordError(LogStoreError, RuntimeError):
+    """The process ended ``crash_limit`` times while a handler had ``.record``."""
+
+    record: object = None
 
 
 class DiskFullError(LogStoreError, OSError):

@@ -33,6 +33,18 @@ def disk_full() -> logstore.DiskFullError:
     return error
 
 
+def drain_timeout() -> logstore.DrainTimeoutError:
+    error = logstore.DrainTimeoutError("1 handler still runs")
+    error.records = (("orders", 0, 7),)
+    return error
+
+
+def handler_timeout() -> logstore.HandlerTimeoutError:
+    error = logstore.HandlerTimeoutError("the handler of orders-0 offset 7 took longer than 5 s")
+    error.record, error.seconds = ("orders", 0, 7), 5.0
+    return error
+
+
 ERRORS: dict[str, Callable[[], LogStoreError]] = {
     "CodecUnavailableError": lambda: logstore.CodecUnavailableError(
         "snappy", package="cramjam", extra="snappy"
@@ -55,8 +67,10 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
         "the checksum is wrong", path="a/logstore.cluster"
     ),
     "DiskFullError": disk_full,
+    "DrainTimeoutError": drain_timeout,
     "FailedLogError": lambda: logstore.FailedLogError("an fsync failed", offsets=range(0)),
     "FencedError": lambda: logstore.FencedError(4, 5, where="orders-0"),
+    "HandlerTimeoutError": handler_timeout,
     "IndeterminateAppendError": lambda: logstore.IndeterminateAppendError(
         "an fsync failed", offsets=range(3, 5), leader_epoch=7
     ),

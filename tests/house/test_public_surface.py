@@ -75,6 +75,7 @@ NAMES = {
     *("NotEnoughReplicasError", "ReplicaOfflineError"),
     *("CoordinatorError", "CoordinatorLoadingError", "CoordinatorNotAvailableError"),
     "NotCoordinatorError",
+    *("DrainTimeoutError", "HandlerTimeoutError", "PoisonRecordError", "StuckWorkersError"),
 }
 
 SIGNATURES = [
@@ -227,9 +228,11 @@ CAUGHT_AS = {
     "CorruptLogError": ValueError,
     "DiskFullError": OSError,
     "DivergedError": RuntimeError,
+    "DrainTimeoutError": TimeoutError,
     "FailedLogError": logstore.ClosedError,
     "FencedError": ValueError,
     "ForkedHandleError": logstore.ClosedError,
+    "HandlerTimeoutError": TimeoutError,
     "IndeterminateAppendError": OSError,
     "InterruptedAppendError": KeyboardInterrupt,
     "InvalidNameError": ValueError,
@@ -240,9 +243,11 @@ CAUGHT_AS = {
     "NotLeaderError": RuntimeError,
     "OffsetOutOfRangeError": IndexError,
     "OutOfOrderSequenceError": ValueError,
+    "PoisonRecordError": RuntimeError,
     "ReadOnlyError": ValueError,
     "RecordNotFoundError": LookupError,
     "RecordTooLargeError": ValueError,
+    "StuckWorkersError": RuntimeError,
     "TopicExistsError": ValueError,
     "UnknownTopicError": KeyError,
     "UnsafeFileSystemError": ValueError,

@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("upkeep", "coordinators"),
     ("replication",),
     ("producer", "consumer", "kafka"),
+    ("workers",),
     ("opening",),
     ("testing", "cli"),
     ("__main__",),

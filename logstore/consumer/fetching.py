@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 from logstore.consumer.positions import Positions
-from logstore.consumer.received import ConsumedRecord, ReceivedRecord
+from logstore.consumer.received import ReceivedRecord, deserialized
 from logstore.consumer.source import Source
 from logstore.consumer.wakeup import Bell
 from logstore.coordinators.offset_records import TopicPartition
@@ -118,7 +118,10 @@ class Fetcher:
             return cast("list[ReceivedRecord]", records)  # a record of a log has all fields
         made: list[ReceivedRecord] = []
         try:
-            made.extend(map(self._deserialized, records))
+            made.extend(
+                deserialized(record, self._key_deserializer, self._value_deserializer)
+                for record in records
+            )
         except SerializationError as error:
             # Return the records before it.  The position is the bad record: the next call raises.
             source.seek(error.offset)
@@ -149,23 +152,6 @@ class Fetcher:
                 raise
             self._positions.drop([source.partition])  # its topic was deleted
             return []
-
-    def _deserialized(self, record: Record) -> ConsumedRecord:
-        topic, partition = record.topic or "", record.partition or 0
-        made: list[Any] = []
-        for part, call in (("value", self._value_deserializer), ("key", self._key_deserializer)):
-            raw = getattr(record, part)
-            if call is not None and raw is not None:
-                try:
-                    raw = call(raw)
-                except Exception as error:
-                    raise SerializationError(
-                        error, part=part, topic=topic, data=getattr(record, part),
-                        partition=partition, offset=record.offset,
-                    ) from error  # fmt: skip
-            made.append(raw)
-        return ConsumedRecord(made[0], made[1], record.headers, record.timestamp, record.offset,
-                              partition, topic)  # fmt: skip
 
     def _intercepted(
         self, records: list[ReceivedRecord], began: Mapping[TopicPartition, int]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["ConsumedRecord", "ReceivedRecord"]
+from logstore.record import Record
+from logstore.serialization import Deserializer, SerializationError
+
+__all__ = ["ConsumedRecord", "ReceivedRecord", "deserialized"]
 
 
 class ReceivedRecord(Protocol):
@@ -49,3 +52,26 @@ class ConsumedRecord(NamedTuple):
     offset: int
     partition: int
     topic: str
+
+
+def deserialized(
+    record: Record,
+    key_deserializer: Deserializer | None,
+    value_deserializer: Deserializer | None,
+) -> ConsumedRecord:
+    """Return a record with its key and value deserialized.  Raises SerializationError."""
+    topic, partition = record.topic or "", record.partition or 0
+    made: list[Any] = []
+    for part, call in (("value", value_deserializer), ("key", key_deserializer)):
+        raw = getattr(record, part)
+        if call is not None and raw is not None:
+            try:
+                raw = call(raw)
+            except Exception as error:
+                raise SerializationError(
+                    error, part=part, topic=topic, data=getattr(record, part),
+                    partition=partition, offset=record.offset,
+                ) from error  # fmt: skip
+        made.append(raw)
+    return ConsumedRecord(made[0], made[1], record.headers, record.timestamp, record.offset,
+                          partition, topic)  # fmt: skip

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -112,8 +113,7 @@ class Progress:
         offsets = list(self._open)
         # Bytes of the distances between the open offsets.
         self._distances = sum(
-            varint_size(after - before - 1)
-            for before, after in zip(offsets, offsets[1:], strict=False)
+            varint_size(after - before - 1) for before, after in itertools.pairwise(offsets)
         )
 
     def __len__(self) -> int:
@@ -243,7 +243,7 @@ class Progress:
             varint(self.seen - self.committed),
             bytes([CLEAN * clean | (STARTS if self.starts else 0)]),
             varint(len(offsets)),
-            *(varint(b - a - 1) for a, b in zip(offsets, offsets[1:], strict=False)),
+            *(varint(b - a - 1) for a, b in itertools.pairwise(offsets)),
             self._encoded_starts(),
         ]
         fields = b"".join(parts)

@@ -216,6 +216,20 @@ _PUBLIC = {
         "Repair",
         "RepairStep",
     ),
+    "workers.context": (
+        "Context",
+        "Dead",
+        "RetryLater",
+        "Skip",
+    ),
+    "workers.stats": (
+        "Running",
+        "WorkerStats",
+    ),
+    "workers.workers": (
+        "AsyncWorkers",
+        "Workers",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_MODULE_OF)

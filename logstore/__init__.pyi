@@ -393,6 +393,30 @@ from logstore.where import (
 from logstore.where import (
     WhereError as WhereError,
 )
+from logstore.workers.context import (
+    Context as Context,
+)
+from logstore.workers.context import (
+    Dead as Dead,
+)
+from logstore.workers.context import (
+    RetryLater as RetryLater,
+)
+from logstore.workers.context import (
+    Skip as Skip,
+)
+from logstore.workers.stats import (
+    Running as Running,
+)
+from logstore.workers.stats import (
+    WorkerStats as WorkerStats,
+)
+from logstore.workers.workers import (
+    AsyncWorkers as AsyncWorkers,
+)
+from logstore.workers.workers import (
+    Workers as Workers,
+)
 
 __version__: str
 __all__: list[str]

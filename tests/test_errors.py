@@ -97,6 +97,7 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
     "ReplicaOfflineError": lambda: logstore.ReplicaOfflineError(
         "an fsync failed", where="orders-0"
     ),
+    "RetryLater": lambda: logstore.RetryLater("10m"),
     "SerializationError": lambda: logstore.SerializationError(
         ValueError("x"), part="key", topic="orders", data=b"\xff", partition=0, offset=4
     ),

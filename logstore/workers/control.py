@@ -103,7 +103,9 @@ class Control:
         self._busy: list[Work] = []  # handlers that still ran at the end
         self.last_error = ""
         self.paces = (0.0, 0, 0.0)  # time and count of finished records, and their rate
+        self.turn = 0  # the number of the turn that was begun last
         self.idle = False
+        self.idle_turn = 0  # of the last turn that has set `idle`
         self.stopping = self.hurried = self.ended = False
         self.drain_deadline: float | None = None
         self.error: BaseException | None = None
@@ -116,7 +118,8 @@ class Control:
             self.drain_deadline = time.monotonic() + timeout
         if not drain:
             self.hurried = True
-        self.stopping = True
+        # Threads look at it before each record.  No lock: a signal handler may call this.
+        self.stopping = self._strands.stopping = True
         self._bell.ring()
 
     def set_paused(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
@@ -152,15 +155,16 @@ class Control:
 
     def _turn(self) -> float | None:
         """Do all that can be done now; return for how long to sleep unless the bell rings."""
+        self.turn += 1
         now = self._clock.monotonic()
         self._settle(now)
         self._commit_if_due(now)
         self._read()
         self._count_starts()
-        self.pool.nudge()
+        watch = self.pool.reclaim(now)
+        self.pool.nudge()  # after all that makes strands ready
         self._look_if_idle()
         self._note_pace(now)
-        watch = self.pool.reclaim(now)
         if self._more:
             return 0.0
         with self._desk.lock:
@@ -193,7 +197,7 @@ class Control:
                 self._strands.retry(item, now + verdict.after)
         else:
             self.error = self.error or verdict.error
-            self.stopping = True
+            self.stopping = self._strands.stopping = True
 
     # ---- time-outs ----
 
@@ -332,6 +336,8 @@ class Control:
         self.idle = all(
             read >= self.end_of(tp) for tp, read in held.items() if tp not in self.stopped
         )
+        if self.idle:
+            self.idle_turn = self.turn
 
     def end_of(self, partition: TopicPartition) -> int:
         """Return the end of the records of a partition that may be read; 0 if it was deleted."""
@@ -432,6 +438,7 @@ class Control:
                 now = self._clock.monotonic()
                 self._settle(now)
                 watch = self.pool.reclaim(now)
+                self.pool.nudge()  # other partitions go on
                 with self._desk.lock:
                     running = self._strands.own_running(partitions)
                     due = self._next_time_out()

@@ -340,7 +340,7 @@ class Strands:
 
     def put_back(self, works: Sequence[Work]) -> None:
         """Undo `take` for starts that did not begin."""
-        for work in reversed(works):
+        for work in works:
             item = work.item
             if item.work is not work:
                 continue  # its partition was released

@@ -2,11 +2,12 @@
 
 A thread takes a chunk of starts at once and brings the outcomes back together, so that a fast
 handler pays for one lock per chunk.  The chunk doubles while it takes less than FAST seconds, and
-is one record again after a slow one.  Starts that wait behind a slow handler are taken back by the
-control thread (`reclaim`), so that a slow record delays no other strand.
+is one record again after a slow one.  If a handler in the middle of a chunk is slow, the control
+thread takes the outcomes before it and the starts after it (`reclaim`): a slow record delays no
+other strand.
 
-A chunk is a deque: its thread pops on the left and the control thread on the right.  Both are
-single calls in C, so no start is taken by both.
+Both threads pop from the deques of a chunk.  A pop is one call in C, so each start and each outcome
+is taken by one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections import deque
+from typing import TypeVar
 
 from logstore.waking import uninterrupted
 from logstore.workers.context import Runner
@@ -23,9 +25,32 @@ from logstore.workers.items import DONE, Outcome, Work
 
 __all__ = ["ThreadPool"]
 
+T = TypeVar("T")
+
 CHUNK_MAX = 64
 FAST = 0.001  # seconds
 LOOK_SECONDS = 0.01  # how often the control thread looks for chunks that wait
+
+
+class Chunk:
+    """Starts that one thread has taken at once."""
+
+    __slots__ = ("done", "since", "todo")
+
+    def __init__(self, works: list[Work], since: float) -> None:
+        self.todo = deque(works)
+        self.done: deque[tuple[Work, Outcome]] = deque()
+        self.since = since
+
+
+def drained(queue: deque[T]) -> list[T]:
+    """Pop all; another thread may pop at the same time."""
+    found: list[T] = []
+    while True:
+        try:
+            found.append(queue.popleft())
+        except IndexError:
+            return found
 
 
 class ThreadPool:
@@ -40,7 +65,7 @@ class ThreadPool:
         # All below are guarded by the lock of the desk.
         self._filled = threading.Condition(desk.lock)
         self._count = self._idle = self._number = 0
-        self._chunks: dict[threading.Thread, tuple[float, deque[Work]]] = {}
+        self._chunks: dict[threading.Thread, Chunk] = {}
         self._closed = False
 
     def nudge(self) -> None:
@@ -69,14 +94,12 @@ class ThreadPool:
     def _work(self) -> None:
         """Take, call the handler, bring back; until the pool is closed or too large."""
         desk, me = self._desk, threading.current_thread()
-        results: list[tuple[Work, Outcome]] = []
-        back: list[Work] = []
+        chunk = Chunk([], 0.0)
         limit = 1
         while True:
             with desk.lock:
                 self._chunks.pop(me, None)
-                self.stuck.difference_update(work for work, _ in results)
-                orphans = desk.put_locked(results, back)
+                orphans = self._put_locked(chunk)
                 works = [] if orphans or self._too_many() else desk.take_locked(limit)
                 if not works and not orphans:
                     if self._too_many():
@@ -85,59 +108,53 @@ class ThreadPool:
                     self._idle += 1
                     self._filled.wait()
                     self._idle -= 1
-                chunk = deque(works)
+                chunk = Chunk(works, desk.clock.monotonic())
                 if works:
                     self._began_locked(me, chunk)
             if orphans:
                 desk.pass_on(orphans)
-            results, back = [], []
-            if chunk:
-                limit = self._run(chunk, results, back, limit)
+            if works:
+                limit = self._run(chunk, limit)
 
-    def _began_locked(self, me: threading.Thread, chunk: deque[Work]) -> None:
+    def _put_locked(self, chunk: Chunk) -> list[tuple[Work, Outcome]]:
+        """Bring back what a chunk has done, and what it has not begun."""
+        results, back = drained(chunk.done), drained(chunk.todo)
+        self.stuck.difference_update(work for work, _ in results)
+        return self._desk.put_locked(results, back)
+
+    def _began_locked(self, me: threading.Thread, chunk: Chunk) -> None:
         if self._desk.strands.ready:
             # One thread wakes the next, so that no thread is woken without need.
             if self._idle:
                 self._filled.notify()
             elif self._count < self._target + len(self.stuck):
                 self._desk.bell.ring()  # the control thread starts another one
-        if len(chunk) > 1:
+        if len(chunk.todo) > 1:
             if not self._chunks:
                 self._desk.bell.ring()  # the control thread watches from now on
-            self._chunks[me] = self._desk.clock.monotonic(), chunk
+            self._chunks[me] = chunk
 
-    def _run(
-        self,
-        chunk: deque[Work],
-        results: list[tuple[Work, Outcome]],
-        back: list[Work],
-        limit: int,
-    ) -> int:
+    def _run(self, chunk: Chunk, limit: int) -> int:
         """Call the handler for a chunk; return the size of the next one."""
-        now = self._desk.clock.monotonic
+        now, strands = self._desk.clock.monotonic, self._desk.strands
         me = threading.current_thread()
-        began, full = now(), len(chunk) == limit
-        while chunk:
+        full = len(chunk.todo) == limit
+        while True:
             try:
-                work = chunk.popleft()
+                work = chunk.todo.popleft()
             except IndexError:
-                break  # the control thread took the rest back
-            if not work.may_begin:
-                back.append(work)
+                break  # the end, or the control thread took the rest back
+            if not work.may_begin or strands.stopping:
+                chunk.todo.appendleft(work)
                 break
             work.where = me
             work.started_at = now()
             outcome = self._runner.run(work)
-            results.append((work, outcome))
+            chunk.done.append((work, outcome))
             # The rest of a chunk of one strand must not run after a failed record.
-            if outcome is not DONE or now() - began > FAST:
+            if outcome is not DONE or now() - chunk.since > FAST:
                 break
-        while chunk:
-            try:
-                back.append(chunk.popleft())
-            except IndexError:
-                break
-        if now() - began > FAST:
+        if now() - chunk.since > FAST:
             return 1
         return min(CHUNK_MAX, 2 * limit) if full else limit
 
@@ -148,16 +165,13 @@ class ThreadPool:
         self.nudge()
 
     def reclaim(self, now: float) -> float | None:
+        orphans: list[tuple[Work, Outcome]] = []
         with self._desk.lock:
-            for since, chunk in self._chunks.values():
-                back: list[Work] = []
-                while now - since > LOOK_SECONDS and chunk:
-                    try:
-                        back.append(chunk.pop())
-                    except IndexError:
-                        break
-                self._desk.strands.put_back(back[::-1])
-            waiting = any(chunk for _, chunk in self._chunks.values())
+            for chunk in self._chunks.values():
+                if now - chunk.since > LOOK_SECONDS:
+                    orphans += self._put_locked(chunk)
+            waiting = any(chunk.todo or chunk.done for chunk in self._chunks.values())
+        self._desk.pass_on(orphans)
         return now + LOOK_SECONDS if waiting else None
 
     def stack(self, work: Work) -> tuple[str, str]:

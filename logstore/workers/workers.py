@@ -273,14 +273,16 @@ class Workers(Closeable):
         if until not in ("idle", "caught_up"):
             raise ValueError(f"wait until 'idle' or 'caught_up', not {until!r}")
         ends: dict[TopicPartition, int] = {}
+        turn = control.turn  # it may have looked at the logs before this call
 
         def reached() -> bool:
             if control.error is not None:
                 raise control.error
             if control.ended:
                 raise ClosedError("the workers have stopped")
-            if control.idle or until == "idle":
-                return control.idle
+            is_idle = control.idle and control.idle_turn > turn
+            if is_idle or until == "idle":
+                return is_idle
             desk = self._desk
             assert desk is not None
             with desk.lock:

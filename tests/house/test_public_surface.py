@@ -76,6 +76,7 @@ NAMES = {
     *("CoordinatorError", "CoordinatorLoadingError", "CoordinatorNotAvailableError"),
     "NotCoordinatorError",
     *("DrainTimeoutError", "HandlerTimeoutError", "PoisonRecordError", "StuckWorkersError"),
+    *("AsyncWorkers", "Context", "Dead", "RetryLater", "Running", "Skip", "WorkerStats", "Workers"),
 }
 
 SIGNATURES = [
@@ -229,6 +230,7 @@ CAUGHT_AS = {
     "DiskFullError": OSError,
     "DivergedError": RuntimeError,
     "DrainTimeoutError": TimeoutError,
+    "Dead": logstore.LogStoreError,
     "FailedLogError": logstore.ClosedError,
     "FencedError": ValueError,
     "ForkedHandleError": logstore.ClosedError,
@@ -247,6 +249,8 @@ CAUGHT_AS = {
     "ReadOnlyError": ValueError,
     "RecordNotFoundError": LookupError,
     "RecordTooLargeError": ValueError,
+    "RetryLater": logstore.LogStoreError,
+    "Skip": logstore.LogStoreError,
     "StuckWorkersError": RuntimeError,
     "TopicExistsError": ValueError,
     "UnknownTopicError": KeyError,

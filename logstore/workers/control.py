@@ -45,6 +45,7 @@ log = logging.getLogger("logstore.workers")
 
 POLL_RECORDS = 500
 POLLS = 8  # in one turn; then outcomes are looked at again
+PROBATION_RECORDS = 16  # on probation at once
 JUMP = 1000  # finished offsets for which a seek is worth it
 
 
@@ -373,9 +374,9 @@ class Control:
     def _count_starts(self) -> None:
         """Let records on probation start, after a commit that counts their starts."""
         with self._desk.lock:
-            if not self._strands.gated:
+            if not self._strands.probation.waits:
                 return
-            counted = self._strands.count_starts(max(1, 16 - len(self._strands.running)))
+            counted = self._strands.count_starts(PROBATION_RECORDS)
         if not counted or self._committer.commit(durability="os"):
             with self._desk.lock:
                 self._strands.open_gate()

@@ -86,6 +86,7 @@ class Desk:
             or strands.unsaved + strands.leaving >= self._commit_records
             or (self.hungry and 2 * strands.waiting <= strands.limits.records)
             or not strands.waiting
+            or strands.probation.waits
             or any(outcome is not DONE for _, outcome in results)
         ):
             self.bell.ring()

@@ -17,7 +17,7 @@ from logstore.record import Record
 from logstore.workers.progress import Place, Progress
 
 __all__ = ["DONE", "SKIPPED", "Bucket", "Counts", "Failed", "Held", "Item", "Limits",
-           "Outcome", "Outputs", "Snapshot", "State", "Strand", "Work", "poison",
+           "Outcome", "Outputs", "Probation", "Snapshot", "State", "Strand", "Work", "poison",
            "size_of"]  # fmt: skip
 
 
@@ -171,6 +171,90 @@ class Snapshot(NamedTuple):
 
     offsets: dict[TopicPartition, CommittedOffset]
     changes: dict[TopicPartition, int]
+
+
+class Probation:
+    """Records that may have ended the last process: each start is counted in a commit before it.
+
+    Records that ran together when the process ended are all suspects.  A suspect is started while
+    no other record on probation runs, so the next crash is the fault of one record.
+    """
+
+    def __init__(self, crash_limit: int) -> None:
+        self._crash_limit = crash_limit
+        self.gated: list[Strand] = []  # whose first record is not counted
+        self._opened: list[Strand] = []  # counted, and not committed yet
+        self._counted: dict[Item, bool] = {}  # that wait or run; whether it is a suspect
+
+    @property
+    def waits(self) -> bool:
+        """Whether a record waits to be counted, or for its commit."""
+        return bool(self.gated or self._opened)
+
+    def poisoned(self) -> list[Strand]:
+        """Remove and return the strands whose first record has started too often.
+
+        Set strands of partitions aside that may not start a record now.
+        """
+        strands, self.gated = self.gated, []
+        found = []
+        for strand in strands:
+            if strand.held.closed:
+                strand.held.aside.append(strand)
+            elif _starts(strand) >= self._crash_limit:
+                found.append(strand)
+            else:
+                self.gated.append(strand)
+        return found
+
+    def count(self, limit: int) -> bool:
+        """Count the next starts; return whether there is one to commit."""
+        at_work = (State.WAITING, State.RUNNING)
+        self._counted = {item: suspect for item, suspect in self._counted.items()
+                         if item.counted and item.state in at_work}  # fmt: skip
+        chosen = [strand for strand in self.gated if _starts(strand)]
+        if chosen:
+            chosen = chosen[: 0 if self._counted else 1]
+        elif not any(self._counted.values()):
+            chosen = self.gated[: max(0, limit - len(self._counted))]
+        for strand in chosen:
+            head, held = strand.queue[0], strand.held
+            suspect = _starts(strand) > 0
+            # A start that has no room in the text waits, unless no other one can make room.
+            if held.progress.count_start(head.offset) or not self._counted:
+                head.counted = True
+                held.changes += 1
+                self._counted[head] = suspect
+                self.gated.remove(strand)
+                self._opened.append(strand)
+        return bool(self._opened)
+
+    def opened(self) -> list[Strand]:
+        """Return the strands that were counted: they may start."""
+        opened, self._opened = self._opened, []
+        return opened
+
+    def uncount(self, held: Held) -> None:
+        """Undo counted starts of a partition that did not begin."""
+        for item in self._counted:
+            if item.strand.held is held and item.counted and item.state is State.WAITING:
+                item.counted = False
+                held.progress.end_start(item.offset)
+
+    def drop(self, held: Held) -> None:
+        """Forget a partition."""
+        self.gated = [strand for strand in self.gated if strand.held is not held]
+        self._opened = [strand for strand in self._opened if strand.held is not held]
+
+    def unlist(self, strand: Strand) -> None:
+        """Forget a strand."""
+        for listed in (self.gated, self._opened):
+            if strand in listed:
+                listed.remove(strand)
+
+
+def _starts(strand: Strand) -> int:
+    return strand.held.progress.starts.get(strand.queue[0].offset, 0)
 
 
 class Bucket:

@@ -39,6 +39,7 @@ from logstore.workers.items import (
     Limits,
     Outcome,
     Outputs,
+    Probation,
     Snapshot,
     State,
     Strand,
@@ -64,8 +65,7 @@ class Strands:
         self.stopping = False  # no record starts any more
         self.held: dict[TopicPartition, Held] = {}
         self._ready: deque[Strand] = deque()
-        self._gated: deque[Strand] = deque()  # the head is on probation and is not counted
-        self._opened: list[Strand] = []  # counted, and not committed yet
+        self.probation = Probation(limits.crashes)
         self._blocked: list[tuple[float, int, Item]] = []  # a heap by time
         self._failed: deque[tuple[Item, BaseException]] = deque()
         self._leaving: dict[Item, None] = {}  # in the order in which their handlers ended
@@ -153,8 +153,7 @@ class Strands:
         works += [each for each in held.foreign.values() if isinstance(each, Work)]
         self.waiting -= held.waiting
         self._ready = deque(strand for strand in self._ready if strand.held is not held)
-        self._gated = deque(strand for strand in self._gated if strand.held is not held)
-        self._opened = [strand for strand in self._opened if strand.held is not held]
+        self.probation.drop(held)
         return works
 
     def _forget(self, item: Item) -> None:
@@ -241,7 +240,8 @@ class Strands:
 
     def _unlist(self, strand: Strand) -> None:
         """Remove a strand from the lists of those that may start."""
-        for listed in (self._ready, self._gated, self._opened, strand.held.aside):
+        self.probation.unlist(strand)
+        for listed in (self._ready, strand.held.aside):
             if strand in listed:
                 listed.remove(strand)
 
@@ -301,7 +301,7 @@ class Strands:
         if strand.held.closed:
             strand.held.aside.append(strand)
         elif head.probation and not head.counted:
-            self._gated.append(strand)
+            self.probation.gated.append(strand)
         else:
             self._ready.append(strand)
 
@@ -465,42 +465,22 @@ class Strands:
 
     # ---- probation ----
 
-    def count_starts(self, limit: int) -> set[TopicPartition]:
-        """Count the next starts of records on probation; return the partitions to commit.
+    def count_starts(self, limit: int) -> bool:
+        """Count the next starts of records on probation; return whether there is one to commit.
 
         `open_gate` lets them start, after the commit.  A record with too many starts has failed.
         """
-        for _ in range(len(self._gated)):
-            strand = self._gated.popleft()
+        for strand in self.probation.poisoned():
             head = strand.queue[0]
-            progress = strand.held.progress
-            if strand.held.closed:
-                strand.held.aside.append(strand)
-            elif progress.starts.get(head.offset, 0) >= self.limits.crashes:
-                self._start_head(strand, [])
-                assert head.work is not None
-                self.finish(head.work, Failed(poison(head)))
-            elif len(self._opened) >= limit:
-                self._gated.append(strand)
-            # A start that has no room in the text waits, unless no other one can make room.
-            elif progress.count_start(head.offset) or not (self.running or self._opened):
-                head.counted = True
-                strand.held.changes += 1
-                self._opened.append(strand)
-            else:
-                self._gated.append(strand)
-        return {strand.held.partition for strand in self._opened}
+            self._start_head(strand, [])
+            assert head.work is not None
+            self.finish(head.work, Failed(poison(head)))
+        return self.probation.count(limit)
 
     def open_gate(self) -> None:
         """Let the counted records start: their starts are committed."""
-        opened, self._opened = self._opened, []
-        for strand in opened:
+        for strand in self.probation.opened():
             self._make_ready(strand)
-
-    @property
-    def gated(self) -> bool:
-        """Whether a record waits for `count_starts`."""
-        return bool(self._gated)
 
     @property
     def ready(self) -> int:
@@ -520,19 +500,11 @@ class Strands:
             if not held.dirty and not ends:
                 continue
             if ends:
-                self._uncount(held)
+                self.probation.uncount(held)
             text = held.progress.encode(held.place, clean=ends and not held.running)
             made.offsets[partition] = CommittedOffset(held.progress.committed, text)
             made.changes[partition] = held.changes
         return made
-
-    def _uncount(self, held: Held) -> None:
-        """Undo counted starts that did not begin."""
-        for strand in (*held.aside, *self._opened):
-            head = strand.queue[0]
-            if strand.held is held and head.counted:
-                head.counted = False
-                held.progress.end_start(head.offset)
 
     def saved(self, snapshot: Snapshot) -> None:
         """Note that a snapshot is committed."""

@@ -65,7 +65,7 @@ def rows(offsets: Iterable[int], key: Hashable = None) -> list[tuple[Record, Has
 
 def check(strands: Strands) -> None:
     """Assert what holds between any two calls."""
-    ready = [*strands._ready, *strands._gated, *strands._opened]
+    ready = [*strands._ready, *strands.probation.gated, *strands.probation._opened]
     listed = ready + [strand for held in strands.held.values() for strand in held.aside]
     assert len(listed) == len(set(map(id, listed))), "a strand is listed twice"
     assert not any(strand.busy or not strand.queue for strand in listed)
@@ -303,8 +303,8 @@ def test_a_record_on_probation_starts_after_its_start_is_committed() -> None:
     strands = Strands(LIMITS)
     strands.assign(T0, PLACE, Progress(2, [0, 1], {0: 2, 1: 3}), probation=True)
     strands.offer(T0, rows([0, 1, 2]))
-    assert strands.take(9, 0.0) == [] and strands.gated
-    assert strands.count_starts(limit=1) == {T0}
+    assert strands.take(9, 0.0) == [] and strands.probation.waits
+    assert strands.count_starts(limit=9)
     assert strands.take(9, 0.0) == []
     ((poisoned, error),) = strands.collect()
     assert poisoned.offset == 1 and isinstance(error, PoisonRecordError)
@@ -316,6 +316,23 @@ def test_a_record_on_probation_starts_after_its_start_is_committed() -> None:
     # An attempt that ends without a crash is not counted.
     strands.finish(work, Failed(ValueError()))
     assert strands.held.get(T0).progress.starts == {0: 2, 1: 3}  # type: ignore[union-attr]
+    check(strands)
+
+
+def test_a_suspect_starts_alone_so_that_it_alone_is_blamed() -> None:
+    strands = Strands(LIMITS)
+    strands.assign(T0, PLACE, Progress(3, [0, 1, 2], {0: 1, 1: 1}), probation=True)
+    strands.offer(T0, rows([0, 1, 2, 3]))
+    for suspect in (0, 1):
+        assert strands.count_starts(limit=9)
+        strands.open_gate()
+        (work,) = strands.take(9, 0.0)
+        assert work.item.offset == suspect
+        assert not strands.count_starts(limit=9)
+        strands.finish(work, DONE)
+    assert strands.count_starts(limit=9)
+    strands.open_gate()
+    assert offsets_of(strands.take(9, 0.0)) == [2, 3]  # these have not been started before
     check(strands)
 
 

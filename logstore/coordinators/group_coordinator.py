@@ -324,9 +324,7 @@ class GroupCoordinator(GroupRooms):
             group_id, offsets, member_id, generation, instance_id, within, held
         )
         if producer is None:
-            return self.book.commit_later(
-                group_id, offsets, guard=guard, durability=durability
-            )
+            return self.book.commit_later(group_id, offsets, guard=guard, durability=durability)
         return self.book.commit_in_transaction_later(
             group_id, offsets, producer=producer, guard=guard
         )

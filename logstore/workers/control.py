@@ -45,6 +45,7 @@ log = logging.getLogger("logstore.workers")
 
 POLL_RECORDS = 500
 POLLS = 8  # in one turn; then outcomes are looked at again
+RETRY_SECONDS = 0.1  # after the group refused a commit that records wait for
 PROBATION_RECORDS = 16  # on probation at once
 JUMP = 1000  # finished offsets for which a seek is worth it
 
@@ -100,6 +101,7 @@ class Control:
         self.stopped: dict[TopicPartition, str] = {}  # damaged partitions, with the reason
         self._commit_due = 0.0
         self._mean_size = 100.0
+        self._refused = False  # the last commit of starts on probation
         self._more = False  # the last turn stopped polling although there were records
         self._busy: list[Work] = []  # handlers that still ran at the end
         self.last_error = ""
@@ -170,6 +172,8 @@ class Control:
             return 0.0
         with self._desk.lock:
             due = [watch, self._next_time_out(), self._strands.next_due()]
+            if self._refused:
+                due.append(now + RETRY_SECONDS)
             if self._strands.leaving or any(held.dirty for held in self._strands.held.values()):
                 due.append(self._commit_due)
         times = [each for each in due if each is not None]
@@ -377,7 +381,8 @@ class Control:
             if not self._strands.probation.waits:
                 return
             counted = self._strands.count_starts(PROBATION_RECORDS)
-        if not counted or self._committer.commit(durability="os"):
+        self._refused = counted and not self._committer.commit(durability="os")
+        if not self._refused:
             with self._desk.lock:
                 self._strands.open_gate()
             self._settle(self._clock.monotonic())  # records with too many starts have failed

@@ -265,7 +265,9 @@ class Strands:
             strand = Strand(held, key)
             if key is not None:
                 held.strands[key] = strand
-        item = Item(record, strand, size, probation=record.offset < held.probation_end)
+        # A record with counted starts is on probation even if the last owner ended cleanly.
+        probation = record.offset < held.probation_end or record.offset in held.progress.starts
+        item = Item(record, strand, size, probation=probation)
         held.items[item.offset] = item
         self.bytes += size
         foreign = held.foreign.get(item.offset)

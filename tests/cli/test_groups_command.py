@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import logstore
+from logstore import CommittedOffset
 from logstore.coordinators.group_admin import Groups
+from logstore.workers.progress import Place, Progress
 from tests.cli.conftest import NOON, Command, golden
 from tests.kit import flip
 
@@ -210,3 +212,14 @@ def test_a_sound_store_needs_no_repair(command: Command) -> None:
     (told,) = command("repair").rows
     assert told["steps"] == []
     assert "nothing to do" in command("repair", "-o", "table").text
+
+
+def test_the_progress_of_workers_is_shown_in_words(command: Command) -> None:
+    command.fill(count=10, partitions=1)
+    with logstore.open(command.store) as store:
+        place = Place("workers", store["orders"].id, 0)
+        text = Progress(10, [2, 3, 5]).encode(place)
+        Groups(store).commit("workers", {("orders", 0): CommittedOffset(2, text)})
+    (row,) = command("group", "show", "workers").rows
+    assert row["progress"] == "3 open, 5 finished above"
+    assert "3 open, 5 finished above" in command("group", "show", "workers", "-o", "table").text

@@ -39,6 +39,7 @@ def run(example: str, *arguments: object) -> str:
         ("work_log.py", "every result once, in order"),
         ("exactly_once.py", "100 committed, 100 different"),
         ("worker_group.py", "400 jobs done; all committed: True"),
+        ("parallel_workers.py", "400 receipts; each customer's in order: True"),
         ("three_nodes.py", "acknowledged, 0 lost, 0 twice"),
         ("rewind.py", "from Tuesday on again, right tax: 2880"),
         ("kafka_server.py", "the group continues at offset 4"),

@@ -66,10 +66,10 @@ def test_a_record_that_ends_the_process_is_found_after_three_starts(tmp_path: Pa
     path = tmp_path / "data"
     with logstore.open(path) as store:
         store.create_topic("t", partitions=1)
-        store["t"][0].extend([b"a", b"poison", b"b"])
         # The last owner ended cleanly: the first crash must be noticed all the same.
         with Workers(store, "t", group_id="g", handler=lambda record: None) as workers:
-            workers.pause()
+            assert workers.wait(timeout=60)
+        store["t"][0].extend([b"a", b"poison", b"b"])
     lives = 0
     while True:
         lives += 1

@@ -58,6 +58,8 @@ def _known(groups: Groups, group: str) -> None:
 
 def _offsets(groups: Groups, group: str) -> list[dict[str, Any]]:
     """Return a row for every partition with a committed offset of the group."""
+    from logstore.workers.progress import described
+
     lags = groups.lag(group)
     members = {
         (tp.topic, tp.partition): member.client_id or member.member_id
@@ -79,6 +81,7 @@ def _offsets(groups: Groups, group: str) -> list[dict[str, Any]]:
                 "lag_seconds": None if lag is None else lag.seconds,
                 "member": members.get((tp.topic, tp.partition)),
                 "metadata": committed.metadata,
+                "progress": described(committed.metadata, committed.offset),
             }
         )
     return rows
@@ -154,6 +157,7 @@ def show_verb(session: Session, group: str, members: bool, history: bool) -> Non
             fields = [plain(name) for name in (steps[0] if steps else ())]
             output.rows(steps, fields, empty="no history in this process")
             return
+        offsets = _offsets(groups, group)
         columns = (
             plain("topic"),
             number("partition"),
@@ -163,6 +167,8 @@ def show_verb(session: Session, group: str, members: bool, history: bool) -> Non
             size("lag_bytes", "bytes"),
             _seconds("lag_seconds", "behind"),
             plain("member"),
+            # Of workers: which records after the committed offset are finished.
+            *([plain("progress")] if any(row["progress"] for row in offsets) else []),
         )
         if output.kind == "table":
             word = "generation" if description.group_type == "classic" else "epoch"
@@ -170,7 +176,7 @@ def show_verb(session: Session, group: str, members: bool, history: bool) -> Non
                 f"{group}: {description.state}, {len(description.members)} members, "
                 f"{word} {description.generation}"
             )
-        output.rows(_offsets(groups, group), columns, empty="nothing is committed")
+        output.rows(offsets, columns, empty="nothing is committed")
 
 
 def scope_of(words: Iterable[str]) -> list[str | tuple[str, int]]:

@@ -26,7 +26,8 @@ def pay(customer: bytes, order: bytes) -> bytes:
 
 
 def bill(record: Record) -> Outgoing:
-    assert record.key is not None and record.value is not None
+    assert record.key is not None
+    assert record.value is not None
     return Outgoing("receipts", pay(record.key, record.value), key=record.key)
 
 

@@ -370,6 +370,8 @@ class Control:
             crowded = strands.leaving and (
                 2 * strands.leaving >= strands.limits.records * len(strands.held)
                 or 2 * strands.bytes >= strands.limits.bytes
+                # A caller of `wait` waits for these outputs, and for nothing else.
+                or (self._desk.waiters and not strands.running and not strands.waiting)
             )
         if enough or crowded or now >= self._commit_due:
             self._commit_due = now + settings.commit_interval

@@ -496,6 +496,14 @@ class Consumer(Closeable):
         return -1 if membership is None else membership.generation
 
     @property
+    def settled(self) -> bool:
+        """Whether it is a member and has its partitions: no rebalance is under way."""
+        membership = self._membership
+        if membership is None or membership.needs_to_join() is not None:
+            return False
+        return membership.settled
+
+    @property
     def _membership(self) -> Membership | None:
         return None if self._committer is None else self._committer.membership
 

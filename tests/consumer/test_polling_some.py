@@ -11,7 +11,7 @@ import logstore
 from logstore import Consumer, Groups, Store, TopicPartition
 from logstore.consumer.wakeup import Bell
 from logstore.coordinators.offset_book import OffsetBook
-from tests.kit import values
+from tests.kit import values, wait_until
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -73,3 +73,22 @@ def test_a_commit_with_os_durability_survives_a_kill_and_is_not_synced(tmp_path:
             assert log.durable_offset == log.end_offset
     with logstore.open(copy) as store:
         assert Groups(store).committed("g")[T0].offset == 1
+
+
+def test_a_member_is_settled_after_it_has_taken_its_partitions(filled: Store) -> None:
+    with Consumer(filled, "t") as alone:
+        assert not alone.settled  # it is in no group
+    with Consumer(filled, "t", group_id="g") as first:
+        assert not first.settled
+        first.poll(timeout=0)
+        assert first.settled and first.assignment() == [T0, T1]
+        with Consumer(filled, "t", group_id="g") as second:
+            second.poll(timeout=0)
+            assert not (first.settled and second.settled)  # a partition has to move
+
+            def poll_both() -> None:
+                first.poll(timeout=0)
+                second.poll(timeout=0)
+
+            wait_until(lambda: first.settled and second.settled, between=poll_both)
+            assert sorted(first.assignment() + second.assignment()) == [T0, T1]

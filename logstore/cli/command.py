@@ -93,6 +93,7 @@ VERBS = {
     "read": ("read", "Print records: a range, the last ones, or new ones as they arrive."),
     "offsets": ("offsets", "Show start, end, durable and stable offsets; find offsets by time."),
     "group": ("group", "Consumer groups: lag, members, reset, delete, copy."),
+    "work": ("work", "Run a command for each record, many at once, as a member of a group."),
     "txn": ("txn", "Transactions: list, show, abort."),
     "du": ("du", "Show disk usage, and how much of it can be deleted."),
     "dump": ("dump", "Print the contents of files in a log directory, ours or a broker's."),

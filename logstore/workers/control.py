@@ -335,7 +335,7 @@ class Control:
             busy = len(self._strands) or any(
                 each.restored and not each.paused for each in self._strands.held.values()
             )
-        if busy or self._unloaded or self._consumer.generation < 0 or self._more:
+        if busy or self._unloaded or self._more or not self._consumer.settled:
             self.idle = False
             return
         self.idle = all(

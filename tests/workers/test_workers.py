@@ -518,6 +518,25 @@ def test_two_workers_share_a_group_and_process_each_record_once(two: Store) -> N
     ledger.check_order()
 
 
+def test_a_partition_that_is_asked_back_waits_for_its_handlers(two: Store) -> None:
+    fill(two, 40, keys=1)
+    ledger, gate = Ledger(), Gatekeeper(*(b"%d" % n for n in range(4)))
+    with Workers(two, "t", group_id="g", handler=ledger.handler(gate),
+                 revoke_timeout=PATIENCE) as first:  # fmt: skip
+        ledger.wait_for(4, "start")
+        with Workers(two, "t", group_id="g", handler=ledger.handler()) as second:
+            assert first._desk is not None
+            held = first._desk.strands.held
+            wait_until(lambda: any(each.revoking for each in list(held.values())), "the rebalance")
+            assert second.assignment() == [] and len(ledger.values("start")) == 4
+            gate.open()
+            wait_until(lambda: len(second.assignment()) == 2, "two partitions")
+            idle(first)
+            idle(second)
+    ledger.check_order()
+    ledger.assert_each_once([b"%d" % n for n in range(40)])
+
+
 def test_a_new_owner_waits_for_a_handler_of_the_old_one(two: Store) -> None:
     """The old owner gave its partition back at `revoke_timeout`, and its handler still runs."""
     ledger = Ledger()

@@ -75,7 +75,9 @@ def test_a_task_is_cancelled_at_its_time_out_and_tried_again(filled: Store) -> N
                 if context.attempt == 1:
                     await asyncio.sleep(PATIENCE)
 
-        async with AsyncWorkers(filled, "t", group_id="g", handler=handle, timeout=0.05) as workers:
+        async with AsyncWorkers(
+            filled, "t", group_id="g", handler=handle, timeout=0.05, stuck_max=1000
+        ) as workers:
             assert await workers.wait(timeout=PATIENCE)
             assert "HandlerTimeoutError" in workers.stats().last_error
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from logstore.clock import Clock
 from logstore.consumer.wakeup import Bell
 from logstore.coordinators.offset_records import TopicPartition
-from logstore.workers.items import DONE, Outcome, Work
+from logstore.workers.items import Failed, Outcome, Work
 from logstore.workers.running import RunningStrands
 from logstore.workers.strands import Strands
 
@@ -76,7 +76,7 @@ class Desk:
         has released the lock.
         """
         strands = self.strands
-        unsaved = strands.unsaved
+        unsaved = strands.unsaved + strands.leaving
         orphans = [each for each in results if not strands.finish(*each)]
         strands.put_back(back)
         if (
@@ -87,7 +87,7 @@ class Desk:
             or (self.hungry and 2 * strands.waiting <= strands.limits.records)
             or not strands.waiting
             or strands.probation.waits
-            or any(outcome is not DONE for _, outcome in results)
+            or any(isinstance(outcome, Failed) for _, outcome in results)
         ):
             self.bell.ring()
         return orphans

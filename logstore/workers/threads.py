@@ -21,7 +21,7 @@ from typing import TypeVar
 from logstore.waking import uninterrupted
 from logstore.workers.context import Runner
 from logstore.workers.desk import Desk
-from logstore.workers.items import DONE, Outcome, Work
+from logstore.workers.items import Failed, Outcome, Work
 
 __all__ = ["ThreadPool"]
 
@@ -152,7 +152,7 @@ class ThreadPool:
             outcome = self._runner.run(work)
             chunk.done.append((work, outcome))
             # The rest of a chunk of one strand must not run after a failed record.
-            if outcome is not DONE or now() - chunk.since > FAST:
+            if isinstance(outcome, Failed) or now() - chunk.since > FAST:
                 break
         if now() - chunk.since > FAST:
             return 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BytesColumn", "Columns", "Record"]
 
 # The bits of the decoder's mask: see `field_mask`.
-FIELDS = {"offset": 1, "timestamp": 2, "key": 4, "value": 8, "headers": 16}
+FIELDS = {"offset": 1, "timestamp": 2, "key": 4, "value": 8, "headers": 16, "tombstone": 32}
 
 
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ def needed(package: str, what: str, extra: str) -> Any:
 
 
 def field_mask(fields: Sequence[str] | None) -> int:
-    """Return the decoder's mask for field names; None means all."""
+    """Return the decoder's mask for field names; None means all but "tombstone"."""
     if fields is None:
         return 31
     if isinstance(fields, str):
@@ -138,17 +138,20 @@ class Columns:
     """One chunk of records, field by field.  ``len()`` is its number of rows.
 
     ``offsets`` and ``timestamps`` are numpy int64 arrays; ``keys`` and ``values`` are BytesColumns.
-    A field that was not requested raises ValueError.  ``timestamp_type`` is 0 if producers set the
-    times (CreateTime) and 1 if the log did (LogAppendTime); a chunk holds only one kind.
+    ``tombstones`` is a bool array, True where the value is null: it is filled only if "tombstone"
+    is requested, and needs no copy of the values.  A field that was not requested raises
+    ValueError.  ``timestamp_type`` is 0 if producers set the times (CreateTime) and 1 if the log
+    did (LogAppendTime); a chunk holds only one kind.
     """
 
     __slots__ = ("_header_ends", "_header_names", "_header_values", "_keys", "_offsets", "_rows",
-                 "_timestamps", "_values", "timestamp_type")  # fmt: skip
+                 "_timestamps", "_tombstones", "_values", "timestamp_type")  # fmt: skip
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
         import numpy
 
-        rows, kind, offsets, timestamps, keys, values, header_ends, names, header_values = parts
+        rows, kind, offsets, timestamps, keys, values, *headers, tombstones = parts
+        header_ends, names, header_values = headers
         self._rows: int = rows
         self.timestamp_type: int = kind
         self._offsets: npt.NDArray[np.int64] | None = (
@@ -156,6 +159,9 @@ class Columns:
         )
         self._timestamps: npt.NDArray[np.int64] | None = (
             None if timestamps is None else numpy.frombuffer(timestamps, numpy.int64)
+        )
+        self._tombstones: npt.NDArray[np.bool_] | None = (
+            None if tombstones is None else numpy.frombuffer(tombstones, numpy.bool_)
         )
         self._keys = None if keys is None else BytesColumn(keys)
         self._values = None if values is None else BytesColumn(values)
@@ -175,6 +181,11 @@ class Columns:
     def timestamps(self) -> npt.NDArray[np.int64]:
         """Return the timestamps, in milliseconds."""
         return _asked(self._timestamps, "timestamp")
+
+    @property
+    def tombstones(self) -> npt.NDArray[np.bool_]:
+        """Return whether the value of each row is null."""
+        return _asked(self._tombstones, "tombstone")
 
     @property
     def keys(self) -> BytesColumn:
@@ -214,6 +225,9 @@ class Columns:
             arrays["value"] = self._values.to_arrow()
         if self._header_names is not None and self._header_values is not None:
             arrays["headers"] = self._headers_to_arrow()
+        if self._tombstones is not None:
+            # Arrow has one bit per bool: this is the one field that is copied.
+            arrays["tombstone"] = pa.array(self._tombstones)
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
     def _headers_to_arrow(self) -> pa.Array:
@@ -258,6 +272,7 @@ def arrow_schema(fields: Sequence[str] | None = None) -> pa.Schema:
         "key": pa.binary(),
         "value": pa.binary(),
         "headers": pa.list_(pair),
+        "tombstone": pa.bool_(),
     }
     mask = field_mask(fields)
     return pa.schema([(name, types[name]) for name, bit in FIELDS.items() if mask & bit])

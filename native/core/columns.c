@@ -49,6 +49,10 @@ ls_code ls_columns_init(ls_columns *columns, unsigned fields, size_t rows_max, s
         columns->timestamps = ls_memory_take(rows_max * sizeof *columns->timestamps);
         code = columns->timestamps == NULL ? LS_E_NO_MEMORY : code;
     }
+    if (fields & LS_COLUMN_TOMBSTONE) {
+        columns->tombstones = ls_memory_take(rows_max);
+        code = columns->tombstones == NULL ? LS_E_NO_MEMORY : code;
+    }
     if (code == LS_OK && (fields & LS_COLUMN_KEY)) {
         code = bytes_init(&columns->keys, rows_max, columns->bytes_max, 4096);
     }
@@ -77,6 +81,7 @@ void ls_columns_free(ls_columns *columns)
 {
     ls_memory_give(columns->offsets);
     ls_memory_give(columns->timestamps);
+    ls_memory_give(columns->tombstones);
     ls_memory_give(columns->header_ends);
     bytes_free(&columns->keys);
     bytes_free(&columns->values);
@@ -222,6 +227,9 @@ static ls_code fill_one(ls_columns *columns, ls_records *records, int64_t start,
     }
     if (fields & LS_COLUMN_TIMESTAMP) {
         columns->timestamps[row] = record.timestamp;
+    }
+    if (fields & LS_COLUMN_TOMBSTONE) {
+        columns->tombstones[row] = record.value_size < 0;
     }
     if ((fields & LS_COLUMN_KEY) &&
         !put(&columns->keys, record.key, record.key_size, records->end)) {
@@ -420,6 +428,9 @@ static ls_code fill_run(ls_columns *columns, ls_records *records, size_t *rows)
             columns->offsets[row + i] = run.offset + (int64_t)i;
         }
     }
+    if (fields & LS_COLUMN_TOMBSTONE) {
+        memset(columns->tombstones + row, run.value_size < 0, taken);
+    }
     if (fields & LS_COLUMN_KEY) {
         put_run(&columns->keys, run.key, run.key_size, run.stride, taken);
     }
@@ -469,6 +480,11 @@ static ls_code fill_quick(ls_columns *columns, ls_records *records)
         }
         if (fields & LS_COLUMN_TIMESTAMP) {
             memcpy(columns->timestamps + row, block.timestamps, rows * sizeof(int64_t));
+        }
+        if (fields & LS_COLUMN_TOMBSTONE) {
+            for (size_t i = 0; i < rows; i++) {
+                columns->tombstones[row + i] = block.value_sizes[i] < 0;
+            }
         }
         if (fields & LS_COLUMN_KEY) {
             if (!ensure(&columns->keys, block.key_bytes)) {

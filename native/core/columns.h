@@ -18,6 +18,7 @@ enum {
     LS_COLUMN_VALUE = 8,
     LS_COLUMN_HEADERS = 16,
     LS_COLUMN_ALL = 31,
+    LS_COLUMN_TOMBSTONE = 32,          /* only when asked for: values have it as their nulls */
 };
 
 typedef struct {
@@ -40,6 +41,7 @@ typedef struct {
     bool log_append_time;              /* the timestamp type of all rows */
     int64_t *offsets;
     int64_t *timestamps;
+    uint8_t *tombstones;               /* a byte per row: 1 if the value is null */
     ls_bytes_column keys;
     ls_bytes_column values;
     int32_t *header_ends;              /* rows + 1: header numbers */

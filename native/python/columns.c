@@ -165,7 +165,7 @@ static PyObject *finish_array(ls_module *module, void *slot, size_t bytes)
 }
 
 /* finish() -> (rows, timestamp_type, offsets, timestamps, keys, values, header_ends, header_names,
- * header_values); the builder is empty and useless afterwards. */
+ * header_values, tombstones); the builder is empty and useless afterwards. */
 static PyObject *column_builder_finish(ColumnBuilderObject *self, PyObject *Py_UNUSED(unused))
 {
     if (self->busy) {
@@ -174,7 +174,7 @@ static PyObject *column_builder_finish(ColumnBuilderObject *self, PyObject *Py_U
     }
     ls_columns *columns = &self->columns;
     size_t rows = columns->rows;
-    PyObject *parts[7] = {
+    PyObject *parts[8] = {
         finish_array(self->module, &columns->offsets, rows * sizeof(int64_t)),
         finish_array(self->module, &columns->timestamps, rows * sizeof(int64_t)),
         finish_bytes(self->module, &columns->keys),
@@ -182,17 +182,19 @@ static PyObject *column_builder_finish(ColumnBuilderObject *self, PyObject *Py_U
         finish_array(self->module, &columns->header_ends, (rows + 1) * sizeof(int32_t)),
         finish_bytes(self->module, &columns->header_names),
         finish_bytes(self->module, &columns->header_values),
+        finish_array(self->module, &columns->tombstones, rows),
     };
     PyObject *result = NULL;
     bool ok = true;
-    for (size_t i = 0; i < 7; i++) {
+    for (size_t i = 0; i < 8; i++) {
         ok = ok && parts[i] != NULL;
     }
     if (ok) {
-        result = Py_BuildValue("(niOOOOOOO)", (Py_ssize_t)rows, columns->log_append_time ? 1 : 0, parts[0], parts[1], parts[2],
-                               parts[3], parts[4], parts[5], parts[6]);
+        result = Py_BuildValue("(niOOOOOOOO)", (Py_ssize_t)rows,
+                               columns->log_append_time ? 1 : 0, parts[0], parts[1], parts[2],
+                               parts[3], parts[4], parts[5], parts[6], parts[7]);
     }
-    for (size_t i = 0; i < 7; i++) {
+    for (size_t i = 0; i < 8; i++) {
         Py_XDECREF(parts[i]);
     }
     columns->rows = columns->rows_max; /* full: nothing can be filled in any more */

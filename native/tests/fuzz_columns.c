@@ -48,6 +48,9 @@ static void check_row(const ls_columns *columns, size_t row, const ls_record *re
     if (columns->fields & LS_COLUMN_TIMESTAMP) {
         CHECK(columns->timestamps[row] == record->timestamp);
     }
+    if (columns->fields & LS_COLUMN_TOMBSTONE) {
+        CHECK(columns->tombstones[row] == (record->value_size < 0));
+    }
     if (columns->fields & LS_COLUMN_KEY) {
         check_bytes(&columns->keys, row, record->key, record->key_size);
     }
@@ -92,7 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t bytes_max = data[2] == 255 ? 1 << 20 : (size_t)data[2] * 16;
     int64_t start = BASE_OFFSET + (data[3] >> 2);
     int64_t stop = data[4] == 255 ? INT64_MAX : BASE_OFFSET + data[4];
-    unsigned fields = data[0] & LS_COLUMN_ALL;
+    unsigned fields = data[0] & (LS_COLUMN_ALL | LS_COLUMN_TOMBSTONE);
     ls_columns columns;
     CHECK(ls_columns_init(&columns, fields, rows_max, bytes_max, 0) == LS_OK);
     int64_t base = BASE_OFFSET;

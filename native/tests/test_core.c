@@ -588,7 +588,8 @@ static void columns_hold_the_records_of_a_range(void)
     bool stopped = false;
     while (!stopped) {
         ls_columns columns;
-        CHECK(ls_columns_init(&columns, LS_COLUMN_ALL, 4, 1 << 20, 10) == LS_OK);
+        CHECK(ls_columns_init(&columns, LS_COLUMN_ALL | LS_COLUMN_TOMBSTONE, 4, 1 << 20, 10) ==
+              LS_OK);
         CHECK(ls_columns_fill(&columns, &records, 1003, 1018, &stopped) == LS_OK);
         CHECK(columns.rows == 4 || stopped);
         for (size_t row = 0; row < columns.rows; row++, expected++) {
@@ -597,6 +598,7 @@ static void columns_hold_the_records_of_a_range(void)
             bool has_key = columns.keys.valid[0] & (1u << row);
             bool has_value = columns.values.valid[0] & (1u << row);
             CHECK(has_key == (i % 3 != 0) && has_value == (i % 4 != 0));
+            CHECK(columns.tombstones[row] == !has_value);
             int32_t at = columns.values.ends[row];
             CHECK(columns.values.ends[row + 1] - at == (has_value ? 5 : 0));
             CHECK(!has_value || memcmp(columns.values.data + at, "value", 5) == 0);
@@ -644,7 +646,8 @@ static void columns_of_many_rows_equal_the_walk(void)
         do {
             ls_columns columns;
             bool stopped;
-            CHECK(ls_columns_init(&columns, LS_COLUMN_ALL, chunks[chunk], 4000, 0) == LS_OK);
+            CHECK(ls_columns_init(&columns, LS_COLUMN_ALL | LS_COLUMN_TOMBSTONE, chunks[chunk],
+                                  4000, 0) == LS_OK);
             code = ls_columns_fill(&columns, &records, 0, INT64_MAX, &stopped);
             CHECK((code == LS_OK || code == LS_END) && !stopped);
             CHECK(columns.values.size <= 2 * 4000);
@@ -653,6 +656,7 @@ static void columns_of_many_rows_equal_the_walk(void)
                 CHECK(ls_records_next(&walk, &record) == LS_OK);
                 CHECK(columns.offsets[row] == record.offset);
                 CHECK(columns.timestamps[row] == record.timestamp);
+                CHECK(columns.tombstones[row] == (record.value_size < 0));
                 const ls_bytes_column *both[] = {&columns.keys, &columns.values};
                 const uint8_t *data[] = {record.key, record.value};
                 const int32_t sizes[] = {record.key_size, record.value_size};

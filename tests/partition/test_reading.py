@@ -254,6 +254,24 @@ def test_columns_equal_records(make_log: MakeLog, rows: int, codec: str) -> None
     assert nulls.tolist() == [r.key is None for r in records]
 
 
+def test_tombstones_are_a_field_that_copies_no_value(make_log: MakeLog) -> None:
+    log = make_log(segment_bytes=30_000)
+    with log.writer(batch_bytes=3000) as out:
+        for i in range(1500):
+            # Runs of records of one shape, and records of changing shapes: two paths in C.
+            dead = i % 3 == 0 if i < 700 else i // 200 % 2 == 0
+            out.append(None if dead else b"v" * 20, key=b"%d" % i)
+    chunks = list(log.scan(5).columns(100, fields=["offset", "tombstone"]))
+    told = [(o, t) for c in chunks for o, t in zip(c.offsets, c.tombstones, strict=True)]
+    assert told == [(r.offset, r.value is None) for r in log.scan(5)]
+    with pytest.raises(ValueError, match="no values"):
+        _ = chunks[0].values
+    with pytest.raises(ValueError, match="no tombstones"):
+        _ = next(log.scan().columns()).tombstones
+    table = log.scan(0, 4).to_arrow(fields=["tombstone"])
+    assert table.to_pydict() == {"tombstone": [True, False, False, True]}
+
+
 def test_columns_respect_bounds_and_fields(ten: Partition) -> None:
     (chunk,) = ten.scan(3, 7).columns(fields=["value"])
     for field in ("offset", "timestamp", "key"):

@@ -1,9 +1,12 @@
-"""The two topics in which Kafka stores groups and transactions.
+"""The internal topics: Kafka's two for groups and transactions, and those of logstore.
 
-Their names, partition counts and the choice of a partition are Kafka's, so that a broker that opens
-the directory finds groups and transactions.  Their segments are smaller than Kafka's 100 MiB,
-because the active segment is never compacted and is read at the first use of a group.  If a topic
-exists, its partition count and its settings are used unchanged.
+The names of Kafka's topics, their partition counts and the choice of a partition are Kafka's, so
+that a broker that opens the directory finds groups and transactions.  Their segments are smaller
+than Kafka's 100 MiB, because the active segment is never compacted and is read at the first use of
+a group.  If a topic exists, its partition count and its settings are used unchanged.
+
+Producers, the Kafka listener and subscriptions by pattern refuse or skip internal topics.  The
+objects that own one write it with `Partition.append`, or with `Transaction.send_internal`.
 """
 
 from __future__ import annotations
@@ -16,18 +19,41 @@ from logstore.store.topic import Topic
 
 __all__ = [
     "CONSUMER_OFFSETS",
+    "DELAYED",
     "INTERNAL_TOPICS",
+    "NOTES",
+    "RESERVED_TOPICS",
     "TRANSACTION_STATE",
     "coordinator_partition",
+    "internal_partitions",
     "internal_topic",
 ]
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
+NOTES = "__logstore_notes"
+DELAYED = "__logstore_delayed"
 # Kafka's default.  The count decides in which partition a group is: a topic that exists keeps its
 # own.
 PARTITIONS = 50
 SEGMENT_BYTES = 4 << 20  # about 40,000 commits
+# The topics of logstore, which Kafka does not know.
+RESERVED_TOPICS: Mapping[str, Mapping[str, Any]] = {
+    NOTES: {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "message.timestamp.type": "CreateTime",
+        "segment.bytes": SEGMENT_BYTES,
+    },
+    DELAYED: {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "message.timestamp.type": "CreateTime",
+        "segment.bytes": 16 << 20,
+        # Timestamps are due times, years apart: a roll by time would make a segment of each.
+        "segment.ms": (1 << 63) - 1,
+    },
+}
 INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
     CONSUMER_OFFSETS: {
         "cleanup.policy": "compact",
@@ -39,7 +65,14 @@ INTERNAL_TOPICS: Mapping[str, Mapping[str, Any]] = {
         "compression.type": "uncompressed",
         "segment.bytes": SEGMENT_BYTES,
     },
+    **RESERVED_TOPICS,
 }
+_RESERVED_PARTITIONS = {NOTES: 8, DELAYED: 3}
+
+
+def internal_partitions(name: str) -> int:
+    """Return how many partitions an internal topic gets."""
+    return _RESERVED_PARTITIONS.get(name, PARTITIONS)
 
 
 def coordinator_partition(name: str, partitions: int) -> int:
@@ -60,8 +93,9 @@ def coordinator_partition(name: str, partitions: int) -> int:
 
 
 def internal_topic(store: Store, name: str) -> Topic:
-    """Return one of the two topics; declare it if it does not exist.
+    """Return an internal topic; declare it if it does not exist.
 
     Its partitions are made by the first write: `TopicChanges.make_partition`.
     """
-    return store.topic_changes.declare(name, PARTITIONS, config=INTERNAL_TOPICS[name])
+    partitions = internal_partitions(name)
+    return store.topic_changes.declare(name, partitions, config=INTERNAL_TOPICS[name])

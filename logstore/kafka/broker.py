@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from logstore.clock import Clock, SystemClock
-from logstore.coordinators.internal_topics import INTERNAL_TOPICS, PARTITIONS
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS, internal_partitions
 from logstore.coordinators.quorum.quorum import Coordination
 from logstore.errors import ClosedError, IndeterminateAppendError, ReadOnlyError
 from logstore.kafka.apis import APIS, INLINE, WORKER, handler, quick_handler
@@ -167,7 +167,7 @@ class Broker:
     def local_partitions(self, topic: Topic) -> Sequence[int]:
         """Return the numbers of a topic's partitions that are here, or are made when used."""
         if self.node is None and topic.name in INTERNAL_TOPICS:
-            return range(PARTITIONS)
+            return range(internal_partitions(topic.name))
         return topic.partition_numbers
 
     # ---- connections ----

@@ -77,9 +77,14 @@ class Router:
         self._compression = compression
         self._compression_level = compression_level
 
-    def find(self, name: str) -> Route:
-        """Return the route to a topic; make one if the topic has changed."""
-        route = cast("Route | None", self._producer._routes.get(name))
+    def find(self, name: str, *, internal: bool = False) -> Route:
+        """Return the route to a topic; make one if the topic has changed.
+
+        Raises InvalidNameError for an internal topic, unless its owner calls with `internal`.
+        """
+        # `send` finds routes by the names of topics.  No topic has a space in its name.
+        known_as = f"{name} internal" if internal else name
+        route = cast("Route | None", self._producer._routes.get(known_as))
         if route is not None:
             topic = route.topic
             # The route is valid unless partitions were added or the topic's partitioner was set.
@@ -87,8 +92,8 @@ class Router:
             if known and (self._partitioner or route.partitioner is topic.partitioner):
                 return route
         with self._producer._making:
-            if name in INTERNAL_TOPICS:
-                raise InvalidNameError(f"{name!r} is written by coordinators only")
+            if name in INTERNAL_TOPICS and not internal:
+                raise InvalidNameError(f"{name!r} is written by logstore only")
             topic = self._store[name]
             numbers = topic.partition_numbers
             # Indexed by partition number, which C uses directly.  Numbers may be missing.
@@ -102,7 +107,7 @@ class Router:
             made.topic = topic
             made.partitioner = partitioner
             # Published last, as a whole: `send` reads routes without a lock.
-            self._producer._set_route(name, made)
+            self._producer._set_route(known_as, made)
             return made
 
     def choose(self, route: Route, key: Any, value: Any, partition: int | None) -> int:

@@ -26,8 +26,9 @@ from logstore.coordinators.offset_book import OffsetBook, as_committed
 from logstore.coordinators.transaction_coordinator import Transactions
 from logstore.errors import FencedError, TransactionAbortedError, TransactionStateError
 from logstore.producer.lane import Lane
-from logstore.producer.routing import Router
+from logstore.producer.routing import Route, Router
 from logstore.producer.transaction import Sends, Transaction
+from logstore.record import Record
 from logstore.store.store import Store
 
 __all__ = ["TransactionClient", "TransactionalProducer"]
@@ -47,6 +48,8 @@ class TransactionalProducer(Sends, Protocol):
     def _check_usable(self) -> None: ...
     def _takes_bytes(self) -> bool: ...
     def _write_blocking(self, lane: Lane, /) -> None: ...
+    def _put_on(self, route: Route, value: Any, key: Any, headers: Any, timestamp: Any,
+                partition: int | None, /) -> object: ...  # fmt: skip
     def _blocking(self, act: Callable[[], T], /) -> T: ...
     def _raise_failures(self) -> None: ...
     def _forget_failures(self) -> None: ...
@@ -238,6 +241,16 @@ class TransactionClient:
                 )
             else:
                 given.commit_in_transaction(producer_id=producer_id, producer_epoch=epoch)
+
+    def send_internal(
+        self, transaction: Transaction, topic: str, partition: int, record: Record
+    ) -> None:
+        """Send a record to an internal topic, whose partition exists, in the open transaction."""
+        self._check_mine(transaction)
+        route = self._producer._router.find(topic, internal=True)
+        self._producer._put_on(
+            route, record.value, record.key, record.headers, record.timestamp, partition
+        )
 
     def _check_mine(self, transaction: Transaction) -> None:
         self._producer._check_usable()

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TypedDict, Unpack
 
 from logstore.errors import TransactionStateError
 from logstore.producer.delivery import Delivery
+from logstore.record import Record
 from logstore.store.topic import Position
 
 __all__ = ["OffsetCommitter", "RecordOptions", "Transaction"]
@@ -54,6 +55,8 @@ class TransactionOwner(Protocol):
     def abort(self, transaction: Transaction, /) -> None: ...
     def commit_offsets(self, transaction: Transaction, offsets: object,
                        group_id: str | None, /) -> None: ...  # fmt: skip
+    def send_internal(self, transaction: Transaction, topic: str, partition: int,
+                      record: Record, /) -> None: ...  # fmt: skip
 
 
 class Transaction:
@@ -101,6 +104,14 @@ class Transaction:
         """
         self.check_open()
         self._owner.commit_offsets(self, offsets, group_id)
+
+    def send_internal(self, topic: str, partition: int, record: Record) -> None:
+        """Send a record to a partition of an internal topic.  For the object that owns the topic.
+
+        Serializers and interceptors of the producer do not see the record.
+        """
+        self.check_open()
+        self._owner.send_internal(self, topic, partition, record)
 
     def commit(self) -> None:
         """Make all records and offsets of the transaction visible and durable.

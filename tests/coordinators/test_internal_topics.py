@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,21 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import ClosedError, Partition, Store
+from logstore import (
+    ClosedError,
+    Consumer,
+    InvalidNameError,
+    KafkaServer,
+    Partition,
+    Producer,
+    Record,
+    Store,
+)
 from logstore.closeable import Closeable
 from logstore.coordinators.internal_topics import (
     CONSUMER_OFFSETS,
+    DELAYED,
+    RESERVED_TOPICS,
     TRANSACTION_STATE,
     coordinator_partition,
     internal_topic,
@@ -189,3 +201,37 @@ def test_a_partition_is_made_again_after_a_failed_sync_of_the_directory(
         store.check()
     with logstore.open(tmp_path / "s") as store:
         assert store[CONSUMER_OFFSETS][7][0].value == b"v"
+
+
+@pytest.mark.parametrize("name", [*RESERVED_TOPICS])
+def test_a_reserved_topic_is_refused_to_users_and_written_by_its_owner(
+    store: Store, name: str
+) -> None:
+    topic = internal_topic(store, name)
+    log = made(store, name, 2)
+    with Producer(store, "id") as producer:
+        with pytest.raises(InvalidNameError, match="written by logstore only"):
+            producer.transaction().append(name, b"v", key=b"k")
+        with producer.transaction() as tx:
+            tx.send_internal(name, 2, Record(b"v", key=b"k", timestamp=5))
+        # The route of the owner does not let a user in.
+        with pytest.raises(InvalidNameError), producer.transaction() as tx:
+            tx.send(name, b"v", key=b"k")
+        with pytest.raises(RuntimeError), producer.transaction() as tx:
+            tx.send_internal(name, 2, Record(b"aborted", key=b"k", timestamp=6))
+            raise RuntimeError
+    (record,) = log.scan(isolation="read_committed")
+    assert (record.key, record.value, record.timestamp) == (b"k", b"v", 5)
+    assert topic.config.compacts and topic.config.message_timestamp_type == "CreateTime"
+    with Consumer(store, re.compile(".*"), timeout=0) as consumer:
+        assert not list(consumer)
+
+
+def test_the_listener_shows_a_reserved_topic_with_its_own_partition_count(store: Store) -> None:
+    internal_topic(store, DELAYED)
+    made(store, DELAYED, 1)
+    with KafkaServer(store) as server:
+        client = pytest.importorskip("confluent_kafka.admin").AdminClient(
+            {"bootstrap.servers": server.bootstrap_servers}
+        )
+        assert [*client.list_topics(timeout=60).topics[DELAYED].partitions] == [0, 1, 2]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from logstore.config import PartitionConfig
-from logstore.coordinators.internal_topics import INTERNAL_TOPICS, PARTITIONS
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS, internal_partitions
 from logstore.errors import TopicExistsError, UnknownTopicError
 from logstore.kafka.protocol.errors import ErrorCode, KafkaError
 from logstore.store.store import Store
@@ -215,7 +215,9 @@ class Alone:
         topic = self._store.get(name)
         if topic is None:
             return ()
-        return range(PARTITIONS) if name in INTERNAL_TOPICS else topic.partition_numbers
+        if name in INTERNAL_TOPICS:
+            return range(internal_partitions(name))
+        return topic.partition_numbers
 
     def place(self, name: str, number: int) -> Place:
         topic = self._store.get(name)

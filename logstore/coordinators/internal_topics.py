@@ -11,9 +11,13 @@ objects that own one write it with `Partition.append`, or with `Transaction.send
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
+from logstore.format.batch import BatchHeader, EndMarker
+from logstore.partition.partition import Partition
+from logstore.partition.scan import producer_batches
+from logstore.record import Record
 from logstore.store.store import Store
 from logstore.store.topic import Topic
 
@@ -27,6 +31,7 @@ __all__ = [
     "coordinator_partition",
     "internal_partitions",
     "internal_topic",
+    "plain_records",
 ]
 
 CONSUMER_OFFSETS = "__consumer_offsets"
@@ -99,3 +104,44 @@ def internal_topic(store: Store, name: str) -> Topic:
     """
     partitions = internal_partitions(name)
     return store.topic_changes.declare(name, partitions, config=INTERNAL_TOPICS[name])
+
+
+class Ledger(Protocol):
+    """What the replay of an internal topic gives the records of transactions to."""
+
+    def see(
+        self, offset: int, key: bytes | None, value: bytes | None, *, producer_id: int = -1
+    ) -> object:
+        """Take a record of an open transaction."""
+
+    def go_on(self, producer_id: int, epoch: int) -> None:
+        """Note that a producer appends to its transaction, or begins one."""
+
+    def end_transaction(self, producer_id: int, commit: bool) -> None:
+        """Take the marker of a producer's transaction."""
+
+
+def plain_records(log: Partition, ledger: Ledger, start: int, end: int) -> Iterator[Record]:
+    """Yield the records that are not part of a transaction; the ledger sees those that are."""
+    # Two scans of one range, side by side: one decodes records, the other reads only headers of
+    # batches with a producer id.  Most records have none.
+    records = iter(log.scan(start, end, on_lost="skip"))
+    record = next(records, None)
+    for raw in producer_batches(log.scan(start, end, on_lost="skip")):
+        header = BatchHeader.parse(raw)
+        if header.control:
+            marker = EndMarker.parse(raw)
+            if marker is not None:
+                ledger.end_transaction(header.producer_id, marker.commit)
+        elif header.transactional:
+            ledger.go_on(header.producer_id, header.producer_epoch)
+            while record is not None and record.offset < header.next_offset:
+                if record.offset < header.base_offset:
+                    yield record
+                else:
+                    ledger.see(record.offset, record.key, record.value,
+                               producer_id=header.producer_id)  # fmt: skip
+                record = next(records, None)
+    if record is not None:
+        yield record
+        yield from records

@@ -37,6 +37,7 @@ from logstore.coordinators.internal_topics import (
     CONSUMER_OFFSETS,
     coordinator_partition,
     internal_topic,
+    plain_records,
 )
 from logstore.coordinators.offset_ledger import GroupEntry, Ledger
 from logstore.coordinators.offset_records import (
@@ -56,9 +57,7 @@ from logstore.errors import (
     InvalidRecordError,
     NotCoordinatorError,
 )
-from logstore.format.batch import BatchHeader, EndMarker
 from logstore.partition.partition import Partition
-from logstore.partition.scan import producer_batches
 from logstore.record import Record
 from logstore.store.store import Store
 
@@ -527,7 +526,7 @@ def _replay(log: Partition, ledger: Ledger, end: int) -> None:
     Only the newest record of each key is decoded.  If that fails, the newest readable one counts.
     """
     start = max(ledger.next_offset, log.start_offset)
-    newest = {record.key: record for record in _plain_records(log, ledger, start, end)}
+    newest = {record.key: record for record in plain_records(log, ledger, start, end)}
     unread = {
         record.key
         for record in sorted(newest.values(), key=lambda record: record.offset)
@@ -535,33 +534,7 @@ def _replay(log: Partition, ledger: Ledger, end: int) -> None:
     }
     if unread:
         # An empty ledger, because the real one has taken the transactions in the first pass.
-        for record in _plain_records(log, Ledger(), start, end):
+        for record in plain_records(log, Ledger(), start, end):
             if record.key in unread:
                 ledger.see(record.offset, record.key, record.value)
     ledger.next_offset = end
-
-
-def _plain_records(log: Partition, ledger: Ledger, start: int, end: int) -> Iterator[Record]:
-    """Yield the records that are not part of a transaction; the ledger sees those that are."""
-    # Two scans of one range, side by side: one decodes records, the other reads only headers of
-    # batches with a producer id.  Most commits have none.
-    records = iter(log.scan(start, end, on_lost="skip"))
-    record = next(records, None)
-    for raw in producer_batches(log.scan(start, end, on_lost="skip")):
-        header = BatchHeader.parse(raw)
-        if header.control:
-            marker = EndMarker.parse(raw)
-            if marker is not None:
-                ledger.end_transaction(header.producer_id, marker.commit)
-        elif header.transactional:
-            ledger.go_on(header.producer_id, header.producer_epoch)
-            while record is not None and record.offset < header.next_offset:
-                if record.offset < header.base_offset:
-                    yield record
-                else:
-                    ledger.see(record.offset, record.key, record.value,
-                               producer_id=header.producer_id)  # fmt: skip
-                record = next(records, None)
-    if record is not None:
-        yield record
-        yield from records

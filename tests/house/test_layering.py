@@ -42,6 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("replication",),
     ("producer", "consumer", "kafka"),
     ("workers",),
+    ("notes",),
+    ("delays",),
     ("opening",),
     ("testing", "cli"),
     ("__main__",),

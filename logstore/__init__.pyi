@@ -193,6 +193,7 @@ from logstore.errors import (
 )
 from logstore.errors import (
     StuckWorkersError as StuckWorkersError,
+    ScheduleError as ScheduleError,
 )
 from logstore.errors import (
     TopicExistsError as TopicExistsError,
@@ -202,6 +203,9 @@ from logstore.errors import (
 )
 from logstore.errors import (
     TransactionStateError as TransactionStateError,
+)
+from logstore.errors import (
+    UnknownTicketError as UnknownTicketError,
 )
 from logstore.errors import (
     UnknownTopicError as UnknownTopicError,

@@ -280,6 +280,20 @@ class UnknownTopicError(LogStoreError, KeyError):
         return str(self.args[0])
 
 
+class UnknownTicketError(LogStoreError, LookupError):
+    """No delayed record of this ticket waits: ``.ticket`` is its id."""
+
+    def __init__(self, ticket: str) -> None:
+        super().__init__(
+            f"no record waits for ticket {ticket!r}: it was delivered, cancelled or never scheduled"
+        )
+        self.ticket = ticket
+
+
+class ScheduleError(LogStoreError, ValueError):
+    """A time of delivery is missing, or is later than the scheduler takes."""
+
+
 class TopicExistsError(LogStoreError, ValueError):
     """A topic of the name ``.topic`` exists."""
 

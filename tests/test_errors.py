@@ -102,6 +102,7 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
         ValueError("x"), part="key", topic="orders", data=b"\xff", partition=0, offset=4
     ),
     "TopicExistsError": lambda: logstore.TopicExistsError("orders", where="data"),
+    "UnknownTicketError": lambda: logstore.UnknownTicketError("000032UG03FK0000000O000000"),
     "UnknownTopicError": lambda: logstore.UnknownTopicError(
         "order", near=("orders",), where="data"
     ),

@@ -77,6 +77,7 @@ NAMES = {
     "NotCoordinatorError",
     *("DrainTimeoutError", "HandlerTimeoutError", "PoisonRecordError", "StuckWorkersError"),
     *("AsyncWorkers", "Context", "Dead", "RetryLater", "Running", "Skip", "WorkerStats", "Workers"),
+    *("ScheduleError", "UnknownTicketError"),
 }
 
 SIGNATURES = [
@@ -253,6 +254,8 @@ CAUGHT_AS = {
     "Skip": logstore.LogStoreError,
     "StuckWorkersError": RuntimeError,
     "TopicExistsError": ValueError,
+    "ScheduleError": ValueError,
+    "UnknownTicketError": LookupError,
     "UnknownTopicError": KeyError,
     "UnsafeFileSystemError": ValueError,
     "TransactionAbortedError": RuntimeError,

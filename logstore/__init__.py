@@ -131,6 +131,8 @@ _PUBLIC = {
     ),
     "coordinators.transaction_coordinator": ("Transactions",),
     "coordinators.transaction_state": ("TransactionDescription",),
+    "delays.scheduler": ("Scheduler",),
+    "delays.ticket": ("DelayedRecord", "Ticket"),
     "format.batch": (
         "BatchHeader",
         "with_producer",

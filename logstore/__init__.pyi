@@ -74,6 +74,9 @@ from logstore.coordinators.transaction_coordinator import (
 from logstore.coordinators.transaction_state import (
     TransactionDescription as TransactionDescription,
 )
+from logstore.delays.scheduler import Scheduler as Scheduler
+from logstore.delays.ticket import DelayedRecord as DelayedRecord
+from logstore.delays.ticket import Ticket as Ticket
 from logstore.errors import (
     ClosedError as ClosedError,
 )

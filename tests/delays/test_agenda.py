@@ -200,7 +200,7 @@ class AgendaMachine(RuleBasedStateMachine):
         expected = [n for n in sorted(self.alive) if n < agenda.end and n not in self.taken]
         assert [number for number, _ in agenda] == expected  # D5
         assert len(agenda) == len(expected)
-        # D4, whatever was scheduled.
+        # D4
         assert len(agenda) <= 2 * self.loaded_max + 4  # 4 that were given back
         least = agenda.next_number()
         assert least == (expected[0] if expected else None)

@@ -58,6 +58,7 @@ ALLOWED = {
     "GroupRooms.close": (1, STAMP),
     "Groups.commit": (1, STAMP),
     "Groups.lag": (1, SHOW),
+    "Scheduler._delayed": (1, STAMP),
     "Groups.reset_offsets": (1, FIND),
     "GuardedClock.__init__": (1, GUARD),
     "GuardedClock.now_ms": (1, GUARD),

@@ -78,6 +78,7 @@ NAMES = {
     *("DrainTimeoutError", "HandlerTimeoutError", "PoisonRecordError", "StuckWorkersError"),
     *("AsyncWorkers", "Context", "Dead", "RetryLater", "Running", "Skip", "WorkerStats", "Workers"),
     *("ScheduleError", "UnknownTicketError"),
+    *("DelayedRecord", "ScheduleError", "Scheduler", "Ticket", "UnknownTicketError"),
 }
 
 SIGNATURES = [

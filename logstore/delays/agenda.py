@@ -145,12 +145,15 @@ class Agenda:
     def load(self, chunks: Iterable[Rows]) -> None:
         """Move the window's end forward, and take the tickets up to it from all rows of the log.
 
-        Rows of ids below the old end are ignored.  The iterator of `chunks` may read `end` between
+        Rows of ids below the old end are ignored.  While the agenda is full, nothing changes.  The
+        iterator of `chunks` may read `end` between
         two chunks: rows at or after it are not needed any more; see `skip`.
         """
+        room = min(self._loaded_max, 2 * self._loaded_max - len(self))
+        if room <= 0:
+            return
         start, self.end = self.end, EVERYTHING
         self._beyond = [NEVER] * GENERATIONS
-        room = max(1, min(self._loaded_max, 2 * self._loaded_max - len(self)))
         held: list[Rows] = []
         count = 0
         for chunk in chunks:

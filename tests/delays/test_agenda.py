@@ -210,7 +210,7 @@ class AgendaMachine(RuleBasedStateMachine):
 
 TestAgenda = AgendaMachine.TestCase
 TestAgenda.settings = settings(
-    max_examples=sized(60, 500, 20_000), stateful_step_count=40, deadline=None
+    max_examples=sized(100, 500, 20_000), stateful_step_count=40, deadline=None
 )
 
 

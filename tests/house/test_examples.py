@@ -43,6 +43,7 @@ def run(example: str, *arguments: object) -> str:
         ("three_nodes.py", "acknowledged, 0 lost, 0 twice"),
         ("rewind.py", "from Tuesday on again, right tax: 2880"),
         ("kafka_server.py", "the group continues at offset 4"),
+        ("reminders.py", "in order: call Alice, lunch, water the plants"),
         ("frames.py", "arrow: 50000 rows, total 24864583"),
     ],
 )

@@ -25,7 +25,14 @@ RUN = [
     README,
     *(
         DOCS / f"{name}.md"
-        for name in ("quickstart", "reading-and-writing", "errors", "operations", "recipes")
+        for name in (
+            "quickstart",
+            "reading-and-writing",
+            "errors",
+            "operations",
+            "recipes",
+            "delays",
+        )
     ),
 ]
 

@@ -202,9 +202,11 @@ class Agenda:
     def take_in(self, rows: Rows) -> None:
         """Take rows that were appended to the log after the last `load` or `take_in`."""
         rows = self._inside(rows)
+        least = self.next_number()
         for row in np.flatnonzero(rows.dead).tolist():
             number = rows.number(row)
-            self._remove(number)
+            if least is not None and number >= least:  # most tombstones are of delivered tickets
+                self._remove(number)
             self._taken.pop(number, None)  # its delivery is committed
         live = rows.live() if rows.dead.any() else rows
         # In slices, so that the bound holds for a chunk of any size.

@@ -212,7 +212,7 @@ class Scheduler(Closeable):
         number = self._number(due, generation_for(due - now))
         made = Record(value, key=key, headers=headers, timestamp=0)  # checks the types
         return DelayedRecord(
-            Ticket.of(number, topic), made.value, made.key, made.headers, partition, now
+            Ticket(number, topic), made.value, made.key, made.headers, partition, now
         )
 
     def _due(self, now: int, after: float | str | None, at: int | datetime.datetime | None) -> int:
@@ -221,8 +221,7 @@ class Scheduler(Closeable):
         due = now + duration_ms(after) if after is not None else time_ms(at)
         if after is not None and due < now:
             raise ScheduleError(f"a delay is not negative: {after!r}")
-        longest = duration_ms(self.settings.max_delay)
-        if due - now > longest:
+        if due - now > self.settings.max_delay_ms:
             raise ScheduleError(
                 f"the delay of {due - now} ms is longer than max_delay={self.settings.max_delay!r}:"
                 f" times are milliseconds, durations are seconds or text"
@@ -286,7 +285,7 @@ class Scheduler(Closeable):
             with self._lock:
                 live = self._caught_up().cancel(number)
             if live is False:
-                raise UnknownTicketError(Ticket.of(number).id)  # cancelled by another thread
+                raise UnknownTicketError(Ticket(number).id)  # cancelled by another thread
             with _Whole(self):
                 self._courier.replace(old, new)
         return new.ticket
@@ -310,7 +309,7 @@ class Scheduler(Closeable):
         if offset is not None:
             record = self._journal.read(generation_of(number), [offset]).get(offset)
         if record is None:
-            raise UnknownTicketError(Ticket.of(number).id)
+            raise UnknownTicketError(Ticket(number).id)
         return DelayedRecord.decode(record)
 
     def _search(self, number: int) -> int | None:

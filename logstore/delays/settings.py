@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from logstore.config import ConfigError
@@ -13,6 +14,9 @@ __all__ = ["SchedulerSettings", "duration_ms"]
 LATE = ("deliver", "skip")
 
 
+_parsed = functools.lru_cache(maxsize=1024)(parse_duration)  # most calls give the same few texts
+
+
 def duration_ms(given: float | str) -> int:
     """Return the milliseconds of a duration: seconds, or text such as "1h30m".
 
@@ -20,7 +24,7 @@ def duration_ms(given: float | str) -> int:
     """
     try:
         # Rounded up: a delay is never shorter than it was given.
-        return parse_duration(given) if isinstance(given, str) else -int(-given * 1000 // 1)
+        return _parsed(given) if isinstance(given, str) else -int(-given * 1000 // 1)
     except (TypeError, ValueError, OverflowError) as error:
         raise ScheduleError(
             f"{given!r} is not a duration: give seconds, or text such as '30m' or '1h30m'"
@@ -54,6 +58,11 @@ class SchedulerSettings:
             except ScheduleError as error:
                 words = " or one of 'deliver', 'skip'" if name == "late" else ""
                 raise ConfigError(f"{name} is a duration{words}, not {given!r}") from error
+
+    @property
+    def max_delay_ms(self) -> int:
+        """Return `max_delay` in milliseconds."""
+        return duration_ms(self.max_delay)
 
     def late_ms(self) -> int | None:
         """Return the age from which a late record is not delivered, or None if there is none."""

@@ -11,8 +11,7 @@ ids.
 
 from __future__ import annotations
 
-import base64
-import binascii
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +35,9 @@ COUNTER_BITS: Final = 30
 COUNTER_MAX: Final = (1 << COUNTER_BITS) - 1
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
+
+DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUV"
+PAIRS: Final = tuple(first + second for first in DIGITS for second in DIGITS)
 
 # Headers of a record that waits.  A delivered record has `DUE` and `ID`.
 PREFIX: Final = "logstore.delay."
@@ -65,43 +67,43 @@ def ticket_number(due_ms: int, run: int, counter: int, generation: int) -> int:
     return due_ms << 64 | run << 32 | (2 - generation) << COUNTER_BITS | counter
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True, order=True, repr=False)
 class Ticket:
     """The identity of a delayed record.  Tickets are ordered by due time, then by scheduling."""
 
-    id: str
+    number: int
     topic: str = ""  # the target; "" if the ticket was made from its id alone
+
+    @property
+    def id(self) -> str:
+        """Return the id as text of 26 characters."""
+        padded = self.number << 2  # 26 characters have 130 bits
+        return "".join([PAIRS[padded >> shift & 1023] for shift in range(120, -1, -10)])
 
     @property
     def due_ms(self) -> int:
         """Return the time of delivery, in milliseconds since 1970."""
         return self.number >> 64
 
-    @property
-    def number(self) -> int:
-        """Return the id as a number.  Raises UnknownTicketError if it is not an id."""
-        try:
-            raw = base64.b32hexdecode(f"{self.id}======")
-        except (binascii.Error, ValueError):
-            raise UnknownTicketError(self.id) from None
-        if len(raw) != ID_BYTES:
-            raise UnknownTicketError(self.id)
-        return int.from_bytes(raw)
-
     @classmethod
-    def of(cls, number: int, topic: str = "") -> Ticket:
-        """Return the ticket of a number."""
-        return cls(base64.b32hexencode(number.to_bytes(ID_BYTES)).decode().rstrip("="), topic)
+    def parse(cls, text: str, topic: str = "") -> Ticket:
+        """Return the ticket of an id.  Raises UnknownTicketError if the text is not an id."""
+        if not re.fullmatch("[0-9A-V]{25}[048CGKOS]", text):
+            raise UnknownTicketError(text)
+        return cls(int(text, 32) >> 2, topic)  # the digits of base32hex are those of Python
 
     def __str__(self) -> str:
         return self.id
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self.id} for {self.topic!r} at {self.due_ms} ms>"
 
 
 def number_of(ticket: Ticket | str) -> int:
     """Return the number of a ticket, or of its id."""
     given: object = ticket
     if isinstance(given, str):
-        return Ticket(given).number
+        return Ticket.parse(given).number
     if isinstance(given, Ticket):
         return given.number
     raise TypeError(f"a ticket is a Ticket or its id, not {given!r}")
@@ -154,7 +156,7 @@ class DelayedRecord:
         own = {name: value or b"" for name, value in record.headers[:ours]}
         partition = own.get(PARTITION)
         return cls(
-            Ticket.of(int.from_bytes(record.key or b""), own.get(TOPIC, b"").decode()),
+            Ticket(int.from_bytes(record.key or b""), own.get(TOPIC, b"").decode()),
             None if NULL in own else record.value,
             own.get(KEY),
             record.headers[ours:],

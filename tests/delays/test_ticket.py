@@ -29,8 +29,8 @@ NUMBERS = st.builds(
 
 @given(st.lists(NUMBERS, min_size=2))
 def test_sorted_texts_are_sorted_ids(numbers: list[int]) -> None:
-    tickets = [Ticket.of(number) for number in numbers]
-    assert sorted(tickets) == [Ticket.of(number) for number in sorted(numbers)]
+    tickets = [Ticket(number) for number in numbers]
+    assert sorted(tickets) == [Ticket(number) for number in sorted(numbers)]
     assert [ticket.number for ticket in tickets] == numbers
     assert all(len(ticket.id) == 26 for ticket in tickets)
 
@@ -71,7 +71,7 @@ HEADERS = st.lists(
 def test_a_waiting_record_is_read_back_whatever_its_headers_are(
     number: int, value: bytes | None, key: bytes | None, headers: list[tuple[str, bytes | None]]
 ) -> None:
-    delayed = DelayedRecord(Ticket.of(number, "t"), value, key, tuple(headers), 3, 12)
+    delayed = DelayedRecord(Ticket(number, "t"), value, key, tuple(headers), 3, 12)
     record = delayed.encode()
     assert record.timestamp == number >> 64 and record.value is not None
     assert DelayedRecord.decode(record) == delayed
@@ -79,7 +79,7 @@ def test_a_waiting_record_is_read_back_whatever_its_headers_are(
 
 def test_a_tombstone_has_the_key_and_the_time_of_its_record() -> None:
     number = ticket_number(77, 1, 2, 0)
-    record = DelayedRecord(Ticket.of(number, "t"), b"v").encode()
+    record = DelayedRecord(Ticket(number, "t"), b"v").encode()
     dead = tombstone(number)
     assert (dead.key, dead.timestamp, dead.value) == (record.key, record.timestamp, None)
     assert isinstance(dead, Record)

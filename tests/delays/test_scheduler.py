@@ -607,3 +607,21 @@ def test_a_failure_of_the_thread_is_shown_and_tried_again(
         assert failed.wait(PATIENCE)
         assert next_value(store, 0) == b"v"
     assert delivered(store) == [b"v"]
+
+
+def test_a_readonly_store_shows_what_is_pending_and_changes_nothing(
+    make_store: MakeStore, store: Store
+) -> None:
+    ticket = Scheduler.of(store).schedule("t", b"v", deliver_after=1)
+    store.close()
+    scheduler = Scheduler.of(make_store(readonly=True))
+    assert values(scheduler) == [b"v"] and scheduler.count() == 1
+    for act in (
+        scheduler.start,
+        lambda: scheduler.schedule("t", b"v", deliver_after=1),
+        lambda: scheduler.cancel(ticket),
+        lambda: scheduler.run_once(ticket.due_ms),
+    ):
+        with pytest.raises(logstore.ReadOnlyError):
+            act()
+    assert values(scheduler) == [b"v"]  # a change that failed leaves the agenda whole

@@ -50,6 +50,7 @@ _PUBLIC = {
         "InterruptedAppendError",
         "InvalidNameError",
         "InvalidRecordError",
+        "LeaseLostError",
         "LockedError",
         "LogStoreError",
         "LogTruncatedError",

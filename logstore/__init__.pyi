@@ -144,6 +144,9 @@ from logstore.errors import (
     InvalidRecordError as InvalidRecordError,
 )
 from logstore.errors import (
+    LeaseLostError as LeaseLostError,
+)
+from logstore.errors import (
     LockedError as LockedError,
 )
 from logstore.errors import (

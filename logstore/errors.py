@@ -26,6 +26,7 @@
       TransactionAbortedError     RuntimeError   the transaction was aborted
       TransactionStateError       RuntimeError   no transaction, or one that is ending
         ConcurrentTransactionsError
+      LeaseLostError              RuntimeError   a message of a queue that another getter may have
       RebalanceError              RuntimeError   the group refuses a request of a member
       CoordinatorError            RuntimeError   this node cannot answer for a group: try again
         CoordinatorLoadingError
@@ -356,6 +357,22 @@ class TransactionStateError(LogStoreError, RuntimeError):
 
 class ConcurrentTransactionsError(TransactionStateError):
     """A transaction that the call depends on has not ended yet: try again."""
+
+
+class LeaseLostError(LogStoreError, RuntimeError):
+    """The message of a queue is not leased to the caller any more: nothing was changed.
+
+    Its visibility time-out has passed, its queue was closed, or it was acknowledged or given back
+    before.  ``.offset`` is the offset of its record, ``.attempts`` the attempt that was lost.
+    """
+
+    def __init__(self, offset: int, *, attempts: int) -> None:
+        super().__init__(
+            f"the lease of the message at offset {offset} has ended (attempt {attempts}): another "
+            f"getter may have it.  Call extend() before the deadline, or raise visibility="
+        )
+        self.offset = offset
+        self.attempts = attempts
 
 
 class RebalanceError(LogStoreError, RuntimeError):

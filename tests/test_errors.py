@@ -75,6 +75,7 @@ ERRORS: dict[str, Callable[[], LogStoreError]] = {
         "an fsync failed", offsets=range(3, 5), leader_epoch=7
     ),
     "InterruptedAppendError": lambda: logstore.InterruptedAppendError(offsets=range(3, 4)),
+    "LeaseLostError": lambda: logstore.LeaseLostError(7, attempts=2),
     "LockedError": lambda: logstore.LockedError("a/.lock", pid=1, holder="java"),
     "LogTruncatedError": lambda: logstore.LogTruncatedError(
         9, truncated_to=5, start=0, end=6, where="orders-0"

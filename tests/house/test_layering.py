@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("notes",),
     ("delays",),
+    ("queues",),
     ("opening",),
     ("testing", "cli"),
     ("__main__",),

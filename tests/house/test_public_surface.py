@@ -79,6 +79,7 @@ NAMES = {
     *("AsyncWorkers", "Context", "Dead", "RetryLater", "Running", "Skip", "WorkerStats", "Workers"),
     *("ScheduleError", "UnknownTicketError"),
     *("DelayedRecord", "ScheduleError", "Scheduler", "Ticket", "UnknownTicketError"),
+    "LeaseLostError",
 }
 
 SIGNATURES = [
@@ -241,6 +242,7 @@ CAUGHT_AS = {
     "InterruptedAppendError": KeyboardInterrupt,
     "InvalidNameError": ValueError,
     "InvalidRecordError": ValueError,
+    "LeaseLostError": RuntimeError,
     "LockedError": OSError,
     "LogTruncatedError": logstore.OffsetOutOfRangeError,
     "NotALogError": ValueError,

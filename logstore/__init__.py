@@ -174,6 +174,10 @@ _PUBLIC = {
     "producer.delivery": ("Delivery",),
     "producer.producer": ("Producer",),
     "producer.transaction": ("Transaction",),
+    "queues.async_queue": ("AsyncQueue",),
+    "queues.message": ("Message",),
+    "queues.queue": ("Queue", "QueueSize"),
+    "queues.std_queue": ("StdQueue",),
     "recovery.report": (
         "Damage",
         "RecoveryReport",

@@ -336,6 +336,21 @@ from logstore.record import (
 from logstore.record import (
     Record as Record,
 )
+from logstore.queues.async_queue import (
+    AsyncQueue as AsyncQueue,
+)
+from logstore.queues.message import (
+    Message as Message,
+)
+from logstore.queues.queue import (
+    Queue as Queue,
+)
+from logstore.queues.queue import (
+    QueueSize as QueueSize,
+)
+from logstore.queues.std_queue import (
+    StdQueue as StdQueue,
+)
 from logstore.recovery.report import Damage as Damage
 from logstore.recovery.report import RecoveryReport as RecoveryReport
 from logstore.recovery.report import TornTail as TornTail

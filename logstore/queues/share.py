@@ -156,6 +156,14 @@ class SharePartition:
         """Yield the offsets that may be acquired now, in the order of the log."""
         return (offset for offset, entry in self._live.items() if entry.state == _Is.READY)
 
+    def has_fresh(self) -> bool:
+        """Return whether a message is ready that was never given back."""
+        return self._first(self._fresh) is not None
+
+    def attempts(self, offset: int) -> int:
+        """Return how often a message was acquired."""
+        return self._live[offset].attempts
+
     def has_ready(self) -> bool:
         """Return whether `acquire` would return a lease."""
         return self._first(self._fresh) is not None or self._first_returned() is not None

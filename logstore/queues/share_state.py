@@ -114,6 +114,10 @@ class ShareState:
         """The states of the offsets at or above `start`, sorted and without overlaps."""
         return [each for each in self._batches if each.last >= self.start]
 
+    def reset(self, start: int, batches: list[StateBatch]) -> None:
+        """Replace the state."""
+        self.start, self._batches = start, batches
+
     def see(self, kind: int, value: bytes, offset: int) -> None:
         """Take the value of a record at a log offset.  Raises InvalidRecordError."""
         fields = FieldReader(value)

@@ -41,6 +41,7 @@ def run(example: str, *arguments: object) -> str:
         ("worker_group.py", "400 jobs done; all committed: True"),
         ("parallel_workers.py", "400 receipts; each customer's in order: True"),
         ("three_nodes.py", "acknowledged, 0 lost, 0 twice"),
+        ("job_queue.py", "50 jobs done, 50 different, 1 dead letter"),
         ("rewind.py", "from Tuesday on again, right tax: 2880"),
         ("kafka_server.py", "the group continues at offset 4"),
         ("reminders.py", "in order: call Alice, lunch, water the plants"),

@@ -80,6 +80,7 @@ NAMES = {
     *("ScheduleError", "UnknownTicketError"),
     *("DelayedRecord", "ScheduleError", "Scheduler", "Ticket", "UnknownTicketError"),
     "LeaseLostError",
+    *("AsyncQueue", "LeaseLostError", "Message", "Queue", "QueueSize", "StdQueue"),
 }
 
 SIGNATURES = [

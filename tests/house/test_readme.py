@@ -36,7 +36,10 @@ RUN = [
     ),
 ]
 
-GUIDES = ("consumers", "producers", "retention", "compaction", "testing", "testing-your-code")
+GUIDES = (
+    *("consumers", "producers", "queues", "retention", "compaction"),
+    *("testing", "testing-your-code"),
+)
 
 
 @pytest.fixture

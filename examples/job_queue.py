@@ -35,10 +35,10 @@ def run(directory: Path) -> None:
                         if "broken" in job.value:
                             raise ValueError("not an image")
                         done.append(job.value)
+                except logstore.ClosedError:  # first: it is a ValueError, too
+                    return
                 except ValueError:
                     pass  # the block gave the job back
-                except logstore.ClosedError:
-                    return
 
         workers = [threading.Thread(target=work) for _ in range(3)]
         for worker in workers:

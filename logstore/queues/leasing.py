@@ -126,7 +126,7 @@ class Share:
         """Lease the next message; return None if none is available now."""
         with self.lock:
             found = self._acquire(visibility_ms, owner)
-            more = self.machine.has_ready() or self.log.last_stable_offset > self.machine.end
+            more = self._has_more()
             noted = found is not None and found[1].offset < self._probation_end
             if noted and found is not None:
                 self.machine.note_attempt(found[1])
@@ -224,11 +224,17 @@ class Share:
 
     # ---- settling ----
 
+    def _has_more(self) -> bool:
+        return self.machine.has_ready() or self.log.last_stable_offset > self.machine.end
+
     def acknowledge(self, lease: Lease) -> None:
         with self.lock:
             self.machine.acknowledge(lease)
             self.watch()
             full = self.machine.changed >= CHANGES_MAX
+            more = self._has_more()
+        if more:  # there is room for it now, or its key is free
+            self.line.wake()
         if full:
             self._groups.flush()
 

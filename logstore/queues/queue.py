@@ -73,7 +73,7 @@ class Queue(Closeable):
     - `timeout`: iteration ends after this many seconds without a message.
 
     A topic that exists keeps its settings: with an age limit, retention may delete messages that
-    nobody has acknowledged.  Queues of one group and topic share their settings.  ``close`` gives
+    are not acknowledged.  Queues of one group and topic share their settings.  ``close`` gives
     back the messages that this object has leased.
     """
 

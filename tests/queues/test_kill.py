@@ -2,8 +2,8 @@
 
 The child writes a line to a pipe after each promise: a message that was put, and a message whose
 acknowledgement is durable.  After each kill the next child uses the same directory.  At the end
-everything is drained here: no acknowledged message comes again, and every other one that was put
-comes.
+everything is drained here: no acknowledged message is handed out again, and every other message
+that was put is.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from logstore import AsyncQueue, ConfigError, LeaseLostError, Message, Queue, Qu
 from logstore.clock import ManualClock
 from logstore.queues.share_groups import ShareGroups
 from logstore.queues.share_state import SHARE_GROUP_STATE
-from tests.kit import PATIENCE, committed, topic_values
+from tests.kit import PATIENCE, committed, topic_values, wait_until
 
 SMALL = {"segment.bytes": 16384}
 
@@ -183,7 +183,8 @@ def test_q1_a_message_is_leased_to_one_getter(timed: Store) -> None:
     pass_time(timed, 1)
     again = got(other)
     assert again.attempts == 2
-    for act in (job.ack, job.nack, job.reject, lambda: job.extend(5)):
+    acts: list[Callable[[], None]] = [job.ack, job.nack, job.reject, lambda: job.extend(5)]
+    for act in acts:
         with pytest.raises(LeaseLostError):
             act()
     again.ack()
@@ -495,6 +496,22 @@ def test_a_put_wakes_a_getter(store: Store) -> None:
         getter.join(PATIENCE)
         assert not getter.is_alive()
     assert sorted(found) == [b"1", b"2", b"3", b"by topic"]
+
+
+@pytest.mark.parametrize("options", [{"in_flight_max": 1}, {"order": "key"}])
+def test_an_acknowledgement_wakes_a_getter_that_it_makes_room_for(
+    store: Store, options: dict[str, Any]
+) -> None:
+    jobs = Queue(store, "jobs", visibility=600, **options)
+    jobs.put_many([b"1", b"2"], key=b"k")
+    held = got(jobs)
+    found: list[bytes] = []
+    getter = threading.Thread(target=lambda: found.append(jobs.get(timeout=PATIENCE).value))
+    getter.start()
+    wait_until(lambda: len(jobs.line._waiting) > 0)
+    held.ack()
+    getter.join(PATIENCE)
+    assert found == [b"2"]
 
 
 def test_the_end_of_a_lease_wakes_a_getter(store: Store) -> None:

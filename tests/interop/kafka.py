@@ -182,6 +182,7 @@ def dump_log(
     allow_gaps: bool = False,
     decode_offsets: bool = False,
     decode_transactions: bool = False,
+    decode_share_groups: bool = False,
 ) -> str:
     """What kafka-dump-log prints about files (or about all files of directories).
 
@@ -196,6 +197,7 @@ def dump_log(
         "--print-data-log": print_data,
         "--offsets-decoder": decode_offsets,
         "--transaction-log-decoder": decode_transactions,
+        "--share-group-state-decoder": decode_share_groups,
     }
     arguments = [option for option, wanted in options.items() if wanted]
     files = ",".join(str(file) for file in partition_files(paths))

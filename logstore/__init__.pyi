@@ -327,15 +327,6 @@ from logstore.producer.producer import (
 from logstore.producer.transaction import (
     Transaction as Transaction,
 )
-from logstore.record import (
-    BytesColumn as BytesColumn,
-)
-from logstore.record import (
-    Columns as Columns,
-)
-from logstore.record import (
-    Record as Record,
-)
 from logstore.queues.async_queue import (
     AsyncQueue as AsyncQueue,
 )
@@ -350,6 +341,15 @@ from logstore.queues.queue import (
 )
 from logstore.queues.std_queue import (
     StdQueue as StdQueue,
+)
+from logstore.record import (
+    BytesColumn as BytesColumn,
+)
+from logstore.record import (
+    Columns as Columns,
+)
+from logstore.record import (
+    Record as Record,
 )
 from logstore.recovery.report import Damage as Damage
 from logstore.recovery.report import RecoveryReport as RecoveryReport

@@ -117,9 +117,6 @@ from logstore.errors import (
     DivergedError as DivergedError,
 )
 from logstore.errors import (
-    DrainTimeoutError as DrainTimeoutError,
-)
-from logstore.errors import (
     FailedLogError as FailedLogError,
 )
 from logstore.errors import (
@@ -127,9 +124,6 @@ from logstore.errors import (
 )
 from logstore.errors import (
     ForkedHandleError as ForkedHandleError,
-)
-from logstore.errors import (
-    HandlerTimeoutError as HandlerTimeoutError,
 )
 from logstore.errors import (
     IndeterminateAppendError as IndeterminateAppendError,
@@ -142,9 +136,6 @@ from logstore.errors import (
 )
 from logstore.errors import (
     InvalidRecordError as InvalidRecordError,
-)
-from logstore.errors import (
-    LeaseLostError as LeaseLostError,
 )
 from logstore.errors import (
     LockedError as LockedError,
@@ -180,9 +171,6 @@ from logstore.errors import (
     OutOfOrderSequenceError as OutOfOrderSequenceError,
 )
 from logstore.errors import (
-    PoisonRecordError as PoisonRecordError,
-)
-from logstore.errors import (
     ReadOnlyError as ReadOnlyError,
 )
 from logstore.errors import (
@@ -198,10 +186,6 @@ from logstore.errors import (
     ReplicaOfflineError as ReplicaOfflineError,
 )
 from logstore.errors import (
-    StuckWorkersError as StuckWorkersError,
-    ScheduleError as ScheduleError,
-)
-from logstore.errors import (
     TopicExistsError as TopicExistsError,
 )
 from logstore.errors import (
@@ -209,9 +193,6 @@ from logstore.errors import (
 )
 from logstore.errors import (
     TransactionStateError as TransactionStateError,
-)
-from logstore.errors import (
-    UnknownTicketError as UnknownTicketError,
 )
 from logstore.errors import (
     UnknownTopicError as UnknownTopicError,
@@ -417,6 +398,27 @@ from logstore.where import (
 )
 from logstore.where import (
     WhereError as WhereError,
+)
+from logstore.work_errors import (
+    DrainTimeoutError as DrainTimeoutError,
+)
+from logstore.work_errors import (
+    HandlerTimeoutError as HandlerTimeoutError,
+)
+from logstore.work_errors import (
+    LeaseLostError as LeaseLostError,
+)
+from logstore.work_errors import (
+    PoisonRecordError as PoisonRecordError,
+)
+from logstore.work_errors import (
+    ScheduleError as ScheduleError,
+)
+from logstore.work_errors import (
+    StuckWorkersError as StuckWorkersError,
+)
+from logstore.work_errors import (
+    UnknownTicketError as UnknownTicketError,
 )
 from logstore.workers.context import (
     Context as Context,

@@ -26,7 +26,6 @@
       TransactionAbortedError     RuntimeError   the transaction was aborted
       TransactionStateError       RuntimeError   no transaction, or one that is ending
         ConcurrentTransactionsError
-      LeaseLostError              RuntimeError   a message of a queue that another getter may have
       RebalanceError              RuntimeError   the group refuses a request of a member
       CoordinatorError            RuntimeError   this node cannot answer for a group: try again
         CoordinatorLoadingError
@@ -38,15 +37,13 @@
       ClusterMemberError          ValueError     the directory of a node, used without its cluster
       MetadataUnavailableError    TimeoutError   the metadata service does not answer
       ReplicaOfflineError         OSError        this node cannot use its copy of a partition
-      HandlerTimeoutError         TimeoutError   a handler took longer than its time-out
-      DrainTimeoutError           TimeoutError   handlers still ran at the end of a drain
-      StuckWorkersError           RuntimeError   too many handlers do not return
-      PoisonRecordError           RuntimeError   a record that ended its process several times
       LockedError                 OSError        another process or handle has the lock
       DiskFullError               OSError        nothing was written
       IndeterminateAppendError    OSError        may or may not be in the log: see .offsets
         FailedLogError            ClosedError    an fsync failed earlier: nothing is appended
         InterruptedAppendError    KeyboardInterrupt
+
+Those of workers, delays and queues are in `work_errors`.
 
 Other ``OSError``s of the operating system pass through unchanged.
 """
@@ -281,20 +278,6 @@ class UnknownTopicError(LogStoreError, KeyError):
         return str(self.args[0])
 
 
-class UnknownTicketError(LogStoreError, LookupError):
-    """No delayed record of this ticket waits: ``.ticket`` is its id."""
-
-    def __init__(self, ticket: str) -> None:
-        super().__init__(
-            f"no record waits for ticket {ticket!r}: it was delivered, cancelled or never scheduled"
-        )
-        self.ticket = ticket
-
-
-class ScheduleError(LogStoreError, ValueError):
-    """A time of delivery is missing, or is later than the scheduler takes."""
-
-
 class TopicExistsError(LogStoreError, ValueError):
     """A topic of the name ``.topic`` exists."""
 
@@ -357,22 +340,6 @@ class TransactionStateError(LogStoreError, RuntimeError):
 
 class ConcurrentTransactionsError(TransactionStateError):
     """A transaction that the call depends on has not ended yet: try again."""
-
-
-class LeaseLostError(LogStoreError, RuntimeError):
-    """The message of a queue is not leased to the caller any more: nothing was changed.
-
-    Its visibility time-out has passed, its queue was closed, or it was acknowledged or given back
-    before.  ``.offset`` is the offset of its record, ``.attempts`` the attempt that was lost.
-    """
-
-    def __init__(self, offset: int, *, attempts: int) -> None:
-        super().__init__(
-            f"the lease of the message at offset {offset} has ended (attempt {attempts}): another "
-            f"getter may have it.  Call extend() before the deadline, or raise visibility="
-        )
-        self.offset = offset
-        self.attempts = attempts
 
 
 class RebalanceError(LogStoreError, RuntimeError):
@@ -522,29 +489,6 @@ class LockedError(LogStoreError, OSError):
         super().__init__(errno.EAGAIN, what, os.fspath(path))
         self.path = os.fspath(path)
         self.pid = pid
-
-
-class HandlerTimeoutError(LogStoreError, TimeoutError):
-    """The handler of ``.record`` took longer than ``.seconds``."""
-
-    record: object = None
-    seconds: float = 0.0
-
-
-class DrainTimeoutError(LogStoreError, TimeoutError):
-    """Handlers still ran at the end of a drain: ``.records`` are processed again."""
-
-    records: tuple[object, ...] = ()
-
-
-class StuckWorkersError(LogStoreError, RuntimeError):
-    """More handlers than ``stuck_max`` exceeded their time-out and did not return."""
-
-
-class PoisonRecordError(LogStoreError, RuntimeError):
-    """The process ended ``crash_limit`` times while a handler had ``.record``."""
-
-    record: object = None
 
 
 class DiskFullError(LogStoreError, OSError):

@@ -42,18 +42,14 @@ from logstore.delays.ticket import (
     ticket_number,
     tombstone,
 )
-from logstore.errors import (
-    InvalidNameError,
-    InvalidRecordError,
-    ScheduleError,
-    UnknownTicketError,
-)
+from logstore.errors import InvalidNameError, InvalidRecordError
 from logstore.notes import Notes
 from logstore.producer.transaction import Transaction
 from logstore.record import Record
 from logstore.store.companions import expect_store
 from logstore.store.store import Store
 from logstore.waking import Gate, Wake, uninterrupted
+from logstore.work_errors import ScheduleError, UnknownTicketError
 
 __all__ = ["Scheduler"]
 

@@ -6,8 +6,8 @@ import functools
 from dataclasses import dataclass
 
 from logstore.config import ConfigError
-from logstore.errors import ScheduleError
 from logstore.times import parse_duration
+from logstore.work_errors import ScheduleError
 
 __all__ = ["SchedulerSettings", "duration_ms"]
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from logstore.errors import UnknownTicketError
 from logstore.record import Record
+from logstore.work_errors import UnknownTicketError
 
 __all__ = [
     "DelayedRecord",

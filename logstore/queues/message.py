@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol, Self
 
-from logstore.errors import LeaseLostError
 from logstore.queues.leasing import Share
 from logstore.queues.share import Lease
 from logstore.record import Record
 from logstore.store.topic import Position
 from logstore.times import parse_duration
+from logstore.work_errors import LeaseLostError
 
 __all__ = ["Message", "duration_ms"]
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from logstore.errors import LeaseLostError
+from logstore.work_errors import LeaseLostError
 
 __all__ = ["ACKNOWLEDGED", "ARCHIVED", "AVAILABLE", "Changes", "Lease", "SharePartition",
            "StateBatch"]  # fmt: skip

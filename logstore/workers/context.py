@@ -10,10 +10,11 @@ from typing import Any
 
 from logstore.config import ConfigError
 from logstore.consumer.received import ReceivedRecord, deserialized
-from logstore.errors import HandlerTimeoutError, LogStoreError
+from logstore.errors import LogStoreError
 from logstore.interceptors import Outgoing
 from logstore.serialization import Deserializer
 from logstore.times import parse_duration
+from logstore.work_errors import HandlerTimeoutError
 from logstore.workers.items import DONE, SKIPPED, Failed, Outcome, Outputs, Work
 
 __all__ = ["Context", "Dead", "RetryLater", "Runner", "Skip", "seconds"]

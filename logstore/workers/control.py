@@ -23,14 +23,10 @@ from typing import Any, cast
 
 from logstore.consumer.consumer import Consumer
 from logstore.coordinators.offset_records import CommittedOffset, TopicPartition
-from logstore.errors import (
-    CorruptLogError,
-    DrainTimeoutError,
-    StuckWorkersError,
-    UnknownTopicError,
-)
+from logstore.errors import CorruptLogError, UnknownTopicError
 from logstore.record import Record
 from logstore.store.store import Store
+from logstore.work_errors import DrainTimeoutError, StuckWorkersError
 from logstore.workers.committing import Committer
 from logstore.workers.context import timed_out
 from logstore.workers.deciding import Again, Policy

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from logstore.errors import PoisonRecordError
 from logstore.record import Record
 from logstore.serialization import SerializationError
+from logstore.work_errors import PoisonRecordError
 from logstore.workers.context import Dead, RetryLater
 
 __all__ = ["Again", "InPlace", "Policy", "Stop", "Verdict"]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from logstore.coordinators.offset_records import CommittedOffset, TopicPartition
-from logstore.errors import PoisonRecordError
 from logstore.interceptors import Outgoing
 from logstore.record import Record
+from logstore.work_errors import PoisonRecordError
 from logstore.workers.progress import Place, Progress
 
 __all__ = ["DONE", "SKIPPED", "Bucket", "Counts", "Failed", "Held", "Item", "Limits",

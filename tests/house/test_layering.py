@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LEAVES = (
     *("_native", "errors", "config", "clock", "closeable", "record"),
     *("partitioner", "serialization", "interceptors", "where", "times", "timers", "waking"),
-    "shared_syncs",
+    *("shared_syncs", "work_errors"),
 )
 LAYERS: tuple[tuple[str, ...], ...] = (
     LEAVES,
@@ -41,8 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("upkeep", "coordinators"),
     ("replication",),
     ("producer", "consumer", "kafka"),
-    ("workers",),
-    ("notes",),
+    ("workers", "notes"),
     ("delays",),
     ("queues",),
     ("opening",),

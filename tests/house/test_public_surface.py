@@ -77,9 +77,7 @@ NAMES = {
     "NotCoordinatorError",
     *("DrainTimeoutError", "HandlerTimeoutError", "PoisonRecordError", "StuckWorkersError"),
     *("AsyncWorkers", "Context", "Dead", "RetryLater", "Running", "Skip", "WorkerStats", "Workers"),
-    *("ScheduleError", "UnknownTicketError"),
     *("DelayedRecord", "ScheduleError", "Scheduler", "Ticket", "UnknownTicketError"),
-    "LeaseLostError",
     *("AsyncQueue", "LeaseLostError", "Message", "Queue", "QueueSize", "StdQueue"),
 }
 

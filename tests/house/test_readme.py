@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import logstore
-from logstore import errors
+from logstore import errors, work_errors
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -200,7 +200,8 @@ def test_the_page_of_errors_lists_every_error() -> None:
     listed = set(
         re.findall(r"`(?:logstore\.)?(\w+Error)`", (DOCS / "errors.md").read_text("utf-8"))
     )
-    defined = {name for name, each in vars(errors).items() if inspect.isclass(each)}
+    both = vars(errors) | vars(work_errors)
+    defined = {name for name, each in both.items() if inspect.isclass(each)}
     assert defined - listed == set()
 
 

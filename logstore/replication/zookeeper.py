@@ -137,7 +137,7 @@ class ZooKeeperMetadata:
         timeout: float | None = None,
     ) -> None:
         self._check_open()
-        since = time.time()
+        since, began = time.time(), time.monotonic()
         self._roots = tuple(roots)
         self._started = threading.Event()
         self._changed, self._moved = changed, moved
@@ -147,7 +147,7 @@ class ZooKeeperMetadata:
             self.close()
             raise MetadataUnavailableError(
                 f"no ZooKeeper server of {self.servers} answered within "
-                f"{time.time() - since:.0f} s: do they run, and can they be reached from here?",
+                f"{time.monotonic() - began:.0f} s: do they run, and can they be reached from here?",
                 since=since,
             )
 

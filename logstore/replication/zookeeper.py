@@ -147,7 +147,7 @@ class ZooKeeperMetadata:
             self.close()
             raise MetadataUnavailableError(
                 f"no ZooKeeper server of {self.servers} answered within "
-                f"{time.monotonic() - began:.0f} s: do they run, and can they be reached from here?",
+                f"{time.monotonic() - began:.0f} s: do they run, and can this machine reach them?",
                 since=since,
             )
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from logstore import _native
 from logstore.config import ConfigError
-from logstore.coordinators.internal_topics import INTERNAL_TOPICS
+from logstore.coordinators.internal_topics import INTERNAL_TOPICS, RESERVED_TOPICS
 from logstore.errors import InvalidNameError
 from logstore.format.batch import increment_sequence
 from logstore.partitioner import (
@@ -93,7 +93,8 @@ class Router:
                 return route
         with self._producer._making:
             if name in INTERNAL_TOPICS and not internal:
-                raise InvalidNameError(f"{name!r} is written by logstore only")
+                owner = "logstore" if name in RESERVED_TOPICS else "the coordinators"
+                raise InvalidNameError(f"{name!r} is written by {owner} only")
             topic = self._store[name]
             numbers = topic.partition_numbers
             # Indexed by partition number, which C uses directly.  Numbers may be missing.

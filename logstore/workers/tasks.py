@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import threading
+import traceback
 
 from logstore.waking import uninterrupted
 from logstore.workers.context import Runner
@@ -100,9 +100,8 @@ class TaskPool:
         task = work.where
         if not isinstance(task, asyncio.Task):
             return "", ""
-        text = io.StringIO()
-        task.print_stack(file=text)
-        return task.get_name(), text.getvalue()
+        frames = task.get_stack()  # of a task that waits: one
+        return task.get_name(), "".join(traceback.format_stack(frames[-1])) if frames else ""
 
     def close(self) -> None:
         self._closed = True

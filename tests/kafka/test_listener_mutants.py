@@ -11,6 +11,7 @@ import __future__
 import errno
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -501,10 +502,15 @@ def test_without_a_mutant_each_killer_is_content(
 def test_a_listener_with_one_step_changed_is_found_out(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        plant(MUTANTS[name], patch)
-        with pytest.raises(FOUND_OUT):
-            MUTANTS[name].killer(tmp_path)
+    deepest = sys.getrecursionlimit()  # a test before this one may have left a higher limit
+    sys.setrecursionlimit(1000)
+    try:
+        with monkeypatch.context() as patch:
+            plant(MUTANTS[name], patch)
+            with pytest.raises(FOUND_OUT):
+                MUTANTS[name].killer(tmp_path)
+    finally:
+        sys.setrecursionlimit(deepest)
 
 
 def test_there_are_at_least_forty_mutants() -> None:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from logstore.consumer.wakeup import Bell
-from logstore.queues.message import Message
+from logstore.queues.message import Message, one_turn
 from logstore.queues.queue import Queue, QueueSize
 from logstore.record import Record
 from logstore.store.store import Store
@@ -81,14 +81,8 @@ class AsyncQueue:
                 message = await self.get(self.queue.timeout)
             except queue.Empty:
                 return
-            try:
+            with one_turn(message):
                 yield message
-            except BaseException:
-                if not message.settled:
-                    message.nack(0)
-                raise
-            if not message.settled:
-                message.ack()
             await asyncio.sleep(0)  # let other tasks run, even if there are always more messages
 
     def peek(self, count: int = 1) -> list[Record]:

@@ -6,6 +6,8 @@ message does to its queue needs its lease: after the deadline every method raise
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol, Self
 
 from logstore.queues.leasing import Share
@@ -15,7 +17,7 @@ from logstore.store.topic import Position
 from logstore.times import parse_duration
 from logstore.work_errors import LeaseLostError
 
-__all__ = ["Message", "duration_ms"]
+__all__ = ["Message", "duration_ms", "one_turn"]
 
 
 def duration_ms(value: float | str) -> int:
@@ -140,3 +142,16 @@ class Message:
             self.nack(reason=f"{type(error).__name__}: {error}")
         except LeaseLostError as lost:
             error.add_note(str(lost))
+
+
+@contextlib.contextmanager
+def one_turn(message: Message) -> Iterator[None]:
+    """Acknowledge a message after its turn of a loop; if the loop ends in it, give it back."""
+    try:
+        yield
+    except BaseException:
+        if not message.settled:
+            message.nack(0)
+        raise
+    if not message.settled:
+        message.ack()

@@ -25,7 +25,7 @@ from logstore.coordinators.offset_records import check_text
 from logstore.errors import ClosedError
 from logstore.producer.producer import Producer
 from logstore.queues.leasing import DUE_HEADER, TTL_HEADER, Share, ShareOptions
-from logstore.queues.message import Message, duration_ms
+from logstore.queues.message import Message, duration_ms, one_turn
 from logstore.queues.share_groups import ShareGroups
 from logstore.record import Record
 from logstore.serialization import Serializer, deserializer, serializer
@@ -281,14 +281,8 @@ class Queue(Closeable):
                 message = self.get(self.timeout)
             except queue.Empty:
                 return
-            try:
+            with one_turn(message):
                 yield message
-            except BaseException:
-                if not message.settled:
-                    message.nack(0)
-                raise
-            if not message.settled:
-                message.ack()
 
     # ---- looking ----
 

@@ -31,7 +31,7 @@ from logstore.replication.hosting.produced import Produced, Waiter
 from logstore.replication.hosting.replica_log import PartitionLog
 from logstore.replication.machines import actions as act
 from logstore.replication.machines.assignment import Assignment
-from logstore.replication.machines.follower import Fetched, Offer
+from logstore.replication.machines.follower import Fetched, FollowerReplica, Offer
 from logstore.replication.machines.image import Key
 from logstore.replication.machines.leader import LeaderReplica
 from logstore.replication.machines.leader_and_isr import LeaderAndIsr
@@ -185,11 +185,9 @@ class HostedReplica:
                     before = self.log.end_offset
                     end = self.log.truncate(offset)
                     self._host.counts.add("truncated_records_total", before - end)
-                    cut = max(0, self.machine.high_watermark - end)
-                    self._host.counts.add("committed_records_cut_total", cut)
                     log.info("%s-%d: cut %d records from offset %d on, as its leader asked",
                              *self.key, before - end, end)  # fmt: skip
-                    return () if follower is None else follower.truncated(end)
+                    return () if follower is None else self._follower_cut(follower, end)
                 case act.RestartAt(offset):
                     self.log.restart_at(offset)
                     log.info("%s-%d: begins again at offset %d of its leader", *self.key, offset)
@@ -200,6 +198,13 @@ class HostedReplica:
         except (OSError, LogStoreError) as error:
             return self.machine.fail(f"{type(action).__name__}: {error}")
         raise AssertionError(action)
+
+    def _follower_cut(self, follower: FollowerReplica, end: int) -> Sequence[act.Action]:
+        before = follower.committed_cut
+        actions = follower.truncated(end)
+        cut = follower.committed_cut - before
+        self._host.counts.add("committed_records_cut_total", cut)
+        return actions
 
     def _append_copy(self, action: act.Append) -> Sequence[act.Action]:
         raw, expect_end = action

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from logstore.replication.machines.decisions import partition_state
+from logstore.replication.machines.decisions import partition_state, preferred_leaders
 from logstore.replication.machines.in_sync import NEVER
 from logstore.replication.machines.leader_and_isr import NO_LEADER, LeaderAndIsr
 
@@ -150,16 +150,13 @@ def _lags(leaders: list[LeaderReplica], now: int) -> Iterator[_Lag]:
 
 def _of_cluster(image: ClusterImage) -> dict[str, float]:
     keys = image.keys()
-    away = 0
-    for key in keys:
-        assignment, state = image.assignment(key), image.states.get(key)
-        if assignment is not None and state is not None:
-            away += state.leader != assignment.replicas[0]
     return {
         "global_topic_count": len(image.topics),
         "global_partition_count": len(keys),
         "offline_partitions_count": sum(
             partition_state(image, key) != "OnlinePartition" for key in keys
         ),
-        "preferred_replica_imbalance_count": away,
+        "preferred_replica_imbalance_count": sum(
+            not leads for _, leads in preferred_leaders(image, keys)
+        ),
     }

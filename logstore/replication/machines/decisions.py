@@ -7,7 +7,7 @@ first rule that applies gives the write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from logstore.replication.machines.assignment import Assignment
@@ -33,6 +33,7 @@ __all__ = [
     "is_move_done",
     "partition_state",
     "preferred_imbalance",
+    "preferred_leaders",
 ]
 
 
@@ -358,12 +359,15 @@ def preferred_imbalance(image: ClusterImage, keys: Iterable[Key]) -> dict[int, f
     """Return, for each node, the share of its preferred partitions that another node leads."""
     owned: dict[int, int] = {}
     elsewhere: dict[int, int] = {}
+    for best, leads in preferred_leaders(image, keys):
+        owned[best] = owned.get(best, 0) + 1
+        elsewhere[best] = elsewhere.get(best, 0) + (not leads)
+    return {node: elsewhere[node] / count for node, count in owned.items()}
+
+
+def preferred_leaders(image: ClusterImage, keys: Iterable[Key]) -> Iterator[tuple[int, bool]]:
+    """Yield the preferred leader of each partition that has a state, and whether it leads."""
     for key in keys:
         assignment, state = image.assignment(key), image.states.get(key)
-        if assignment is None or state is None or not assignment.replicas:
-            continue
-        best = assignment.replicas[0]
-        owned[best] = owned.get(best, 0) + 1
-        if state.leader != best:
-            elsewhere[best] = elsewhere.get(best, 0) + 1
-    return {node: elsewhere.get(node, 0) / count for node, count in owned.items()}
+        if assignment is not None and state is not None and assignment.replicas:
+            yield assignment.replicas[0], state.leader == assignment.replicas[0]

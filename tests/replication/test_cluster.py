@@ -465,6 +465,9 @@ def test_an_unclean_election_loses_records_only_when_it_is_asked_for(cluster):
     cluster.start(1)
     in_sync(cluster, "orders", count=2)
     assert values(cluster, "orders") == [b"both"]
+    rows = cluster.metrics()
+    assert rows[1]["truncated_records_total"] == 1
+    assert sum(row["unclean_leader_elections_total"] for row in rows.values()) == 1
 
 
 def test_an_unclean_election_is_refused_if_nothing_has_to_be_lost(cluster):
